@@ -26,16 +26,16 @@ import numpy as np
 
 from tunewright.devices.base import Device, Target
 from tunewright.ir.types import PLAIN, blocked
+from tunewright.measure.base import Candidate, Measurer
+from tunewright.measure.isolated import Isolated
+from tunewright.measure.local import LocalMeasurer
+from tunewright.measure.statistics import ratio, relative
 from tunewright.plugins.single import open_device
 from tunewright.search import Space
 from tunewright.solvers.base import Config, Kernel, Problem, Solver, solvers
 from tunewright.testing.kernelcheck import Case
-from tunewright.tuning.bench import Local
-from tunewright.tuning.hunt import plain
-from tunewright.tuning.isolated import Isolated
-from tunewright.tuning.measure import Candidate, Measurer
+from tunewright.tuning.candidate_search import plain
 from tunewright.tuning.session import tune
-from tunewright.tuning.statistics import ratio, relative
 
 #: name -> image, channels in, channels out, window, stride
 LAYERS = {
@@ -98,7 +98,7 @@ def aa(device: Device, name: str, count: int, seconds: float, regime: str) -> di
     default = first.id, first.default(problem, device.target)
     pair = [first, Twin(first)]
     rows = []
-    with Local(device, pair) as measurer:
+    with LocalMeasurer(device, pair) as measurer:
         for seed in range(count):
             start = time.monotonic()
             found = tune(
@@ -183,7 +183,7 @@ def final(
 
 
 def measurer_for(device: Device, isolated: bool) -> Measurer:
-    return Isolated(device.name, 20.0) if isolated else Local(device)
+    return Isolated(device.name, 20.0) if isolated else LocalMeasurer(device)
 
 
 def words(candidate: Candidate) -> str:

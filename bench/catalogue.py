@@ -197,7 +197,7 @@ def of_file(path: Path) -> Entry:
 
     def load() -> tuple[onnx.ModelProto, Arrays]:
         from tunewright import Core
-        from tunewright.tools.inputs import make_feed
+        from tunewright.tools.shared.inputs import make_feed
 
         core = Core()
         feed = make_feed(core.read_model(path), None, [], 0, core.settings)

@@ -263,7 +263,7 @@ def machine() -> dict[str, Any]:
     from importlib.metadata import version
 
     from tunewright.devices import host
-    from tunewright.devices.native import cores
+    from tunewright.devices.native import usable_cores as cores
 
     known = {"processor": host.cpu_name(), "cores": CORES, "quota": cores.quota(), "python": sys.version.split()[0],
              "kernel": os.uname().release, "load": os.getloadavg()[0]}  # fmt: skip

@@ -138,8 +138,8 @@ def read(model: bytes) -> list[np.ndarray[Any, Any]]:
 
 
 def measured_bandwidth() -> float:
+    from tunewright.measure.ceilings import ceilings
     from tunewright.plugins.single import open_device
-    from tunewright.tuning.ceilings import ceilings
 
     return ceilings(open_device("CPU")).bandwidth
 

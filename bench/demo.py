@@ -24,9 +24,9 @@ import engines
 import turns
 from tunewright import Core
 from tunewright.testing.models import mobilenet, resnet
-from tunewright.tools.tune import interruptible
-from tunewright.tools.tune_report import page
-from tunewright.tools.tune_view import progress, summary
+from tunewright.tools.tune.command import interruptible
+from tunewright.tools.tune.report import page
+from tunewright.tools.tune.view import progress, summary
 
 #: fp32: the largest error that counts as the same answer, as a part of the output's scale
 TOLERANCE = 1e-4

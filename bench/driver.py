@@ -29,14 +29,14 @@ from rich.table import Table
 import engines
 from tunewright import Core
 from tunewright.devices.base import Device, Queue
+from tunewright.measure.isolated import measurer_for
+from tunewright.measure.local import LocalMeasurer
 from tunewright.plugins.single import open_device
-from tunewright.runtime.explain import steps
+from tunewright.runtime.insight.explain import steps
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
 from tunewright.testing.models import mobilenet, resnet
-from tunewright.tools.kb_view import problem_text
-from tunewright.tuning.bench import Local
-from tunewright.tuning.isolated import measurer_for
+from tunewright.tools.kb.view import problem_text
 
 NETWORKS = {"resnet50": lambda: resnet(50), "resnet18": lambda: resnet(18), "mobilenet": mobilenet}
 #: the bar: within this part of the time in the network
@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace, out: Console) -> list[dict[str, Any]]:
 
     first = {name: median(samples) for name, samples in times(10).items()}
     order = sorted(layers.values(), key=lambda layer: -sum(first[name] for name in layer[2]))
-    measurer = Local(device) if options.clock == "processor" else measurer_for(device, settings)
+    measurer = LocalMeasurer(device) if options.clock == "processor" else measurer_for(device, settings)
     rows = []
     for problem, kernel, nodes in order[: options.layers]:
         why = measurer.pose(problem, 0, settings.tune_regime.lower())

@@ -26,15 +26,15 @@ from typing import Any
 import catalogue
 from tunewright import Core
 from tunewright.devices.base import Device
-from tunewright.runtime.explain import steps
+from tunewright.knowledge.record import Ratio
+from tunewright.measure.base import Candidate
+from tunewright.measure.isolated import measurer_for
+from tunewright.measure.statistics import ratio
+from tunewright.runtime.insight.explain import steps
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tools.common import environment
-from tunewright.tuning.isolated import measurer_for
-from tunewright.tuning.measure import Candidate
-from tunewright.tuning.record import Ratio
+from tunewright.tools.shared.console import environment
 from tunewright.tuning.session import Outcome
-from tunewright.tuning.statistics import ratio
 from tunewright.tuning.tuner import Tuner
 
 SCHEMA = "tunewright.exhaustive/1"

@@ -31,7 +31,7 @@ import onnx
 
 import catalogue
 import engines
-from tunewright.tools.common import environment
+from tunewright.tools.shared.console import environment
 
 SCHEMA = "tunewright.from-nothing/1"
 #: ways to run a network: without knowledge, and with three knowledge bases

@@ -79,14 +79,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring each row (default: 2)")
     parser.add_argument("--turn", type=float, default=0.03, help="seconds of a turn (default: 0.03)")
     parser.add_argument("--precision", choices=[*HINTS], default="float16", help="of everybody (default: float16)")
-    parser.add_argument("--source", dest="definitions", choices=["own", "packages"], default="own",
-                        help="definitions: ours in plain torch, or torchvision's, timm's, transformers' if installed")
+    parser.add_argument(
+        "--source",
+        dest="definitions",
+        choices=["own", "packages"],
+        default="own",
+        help="definitions: ours in plain torch, or torchvision's, timm's, transformers' if installed",
+    )
     parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS", help="tune each network: row 'tuned'")
     parser.add_argument("--curve", default="", metavar="S,S", help="also measure after so many seconds of tuning")
     parser.add_argument("--from-nothing", action="store_true", help="tune without what ships (an empty knowledge base)")
     parser.add_argument("--kb", type=Path, metavar="FOLDER", help="where what is tuned is kept (default: a new one)")
-    parser.add_argument("--max-autotune", type=float, default=0.0, metavar="SECONDS",
-                        help="torch.compile's max-autotune, in a box of so many seconds for each network")
+    parser.add_argument(
+        "--max-autotune",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="torch.compile's max-autotune, in a box of so many seconds for each network",
+    )
     parser.add_argument("--load", action="store_true", help="measure a load with a warm cache, in a new process")
     parser.add_argument("--box", type=float, default=120.0, help="seconds for preparing any other row (default: 120)")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which nothing new begins")

@@ -18,7 +18,7 @@ from gpu_sources import Arrays, Refused
 from gpu_turns import Ready
 from tunewright import Core
 from tunewright.plugins.single import SingleDevice, open_device
-from tunewright.runtime.request import DeviceModel, DeviceRequest
+from tunewright.runtime.requests.request import DeviceModel, DeviceRequest
 from tunewright.tuning.result_file import ratio_json
 
 #: a folder that does not exist is a knowledge base with nothing in it
@@ -78,7 +78,7 @@ class Ours:
         if self.device == INTERPRETER:
             raise Refused("tuning needs a real device: a worker opens it by its name")
         try:
-            from tunewright.tools.tune_view import promised
+            from tunewright.tools.tune.view import promised
         except ImportError:  # what the command line is made of need not be on a GPU machine
             promised = None
         before = self.spent
@@ -126,7 +126,7 @@ class Ours:
 def plugin(device: str) -> SingleDevice:
     if device != INTERPRETER:
         return SingleDevice(open_device(device))
-    from tunewright.devices.cuda import CudaDevice
+    from tunewright.devices.cuda.device import CudaDevice
 
     return SingleDevice(CudaDevice("GPU.0", raw="cpu"))
 

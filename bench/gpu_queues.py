@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core
-from tunewright.runtime.compiled import InferRequest
+from tunewright.runtime.requests.compiled import InferRequest
 
 #: rounds of each setting
 ROUNDS = 6

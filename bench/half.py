@@ -47,9 +47,11 @@ def networks() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
     class Residual(nn.Module):
         def __init__(self, i: int, mid: int, o: int, s: int) -> None:
             super().__init__()
-            layers = [conv(i, mid, 3, s), nn.Conv2d(mid, o, 3, 1, 1)] if mid == o else [
-                conv(i, mid, 1), conv(mid, mid, 3, s), nn.Conv2d(mid, o, 1)
-            ]
+            layers = (
+                [conv(i, mid, 3, s), nn.Conv2d(mid, o, 3, 1, 1)]
+                if mid == o
+                else [conv(i, mid, 1), conv(mid, mid, 3, s), nn.Conv2d(mid, o, 1)]
+            )
             self.body = nn.Sequential(*layers)
             self.skip = nn.Identity() if (i, s) == (o, 1) else nn.Conv2d(i, o, 1, s)
 
@@ -69,8 +71,11 @@ def networks() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
         def __init__(self, i: int, o: int, s: int) -> None:
             super().__init__()
             self.body = nn.Sequential(
-                nn.Conv2d(i, i * 6, 1), nn.Hardswish(), nn.Conv2d(i * 6, i * 6, 3, s, 1, groups=i * 6), nn.Hardswish(),
-                nn.Conv2d(i * 6, o, 1)
+                nn.Conv2d(i, i * 6, 1),
+                nn.Hardswish(),
+                nn.Conv2d(i * 6, i * 6, 3, s, 1, groups=i * 6),
+                nn.Hardswish(),
+                nn.Conv2d(i * 6, o, 1),
             )
             self.same = (i, s) == (o, 1)
 
@@ -88,9 +93,7 @@ def networks() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
         def __init__(self) -> None:
             super().__init__()
             sizes = (3, 32, 64, 128, 256)
-            self.down = nn.ModuleList(
-                nn.Sequential(conv(a, b), conv(b, b)) for a, b in itertools.pairwise(sizes)
-            )
+            self.down = nn.ModuleList(nn.Sequential(conv(a, b), conv(b, b)) for a, b in itertools.pairwise(sizes))
             self.up = nn.ModuleList(nn.ConvTranspose2d(b, b // 2, 2, 2) for b in (256, 128, 64))
             self.join = nn.ModuleList(nn.Sequential(conv(b, b // 2), conv(b // 2, b // 2)) for b in (256, 128, 64))
             self.last = nn.Conv2d(32, 4, 1)
@@ -122,6 +125,7 @@ def networks() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
                 x = level(x)
                 found.append(x)
             _, c3, c4, c5 = found
+
             def up(v: Any) -> Any:
                 return nn.functional.interpolate(v, scale_factor=2.0, mode="nearest")
 

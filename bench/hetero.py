@@ -26,7 +26,7 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from tunewright import Core
-from tunewright.runtime.hetero import HeteroModel
+from tunewright.runtime.several.hetero import HeteroModel
 from tunewright.testing import models
 
 #: two devices that share no thread

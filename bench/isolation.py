@@ -12,13 +12,13 @@ import time
 from statistics import median
 
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure.base import Attempt, Candidate, Measurer
+from tunewright.measure.isolated import Isolated
+from tunewright.measure.local import LocalMeasurer
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning.bench import Local
-from tunewright.tuning.isolated import Isolated
-from tunewright.tuning.measure import Attempt, Candidate, Measurer
 from tunewright.tuning.tuner import Tuner
 
 #: how long a candidate should take
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    local, isolated = Local(open_device(given.device)), Isolated(given.device, 60.0)
+    local, isolated = LocalMeasurer(open_device(given.device)), Isolated(given.device, 60.0)
     began = time.perf_counter()
     isolated.pose(product(8))
     start = time.perf_counter() - began

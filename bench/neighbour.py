@@ -33,7 +33,7 @@ import onnx
 import catalogue
 import engines
 import turns
-from tunewright.tools.common import environment
+from tunewright.tools.shared.console import environment
 
 SCHEMA = "tunewright.neighbour/1"
 #: what our slow-down may be, of the better peer's

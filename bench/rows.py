@@ -24,10 +24,17 @@ HEAD = '<ir_version: 8, opset_import: ["" : 18]>\n'
 SUPPRESSED = """limit = Constant <value_ints = [%(limit)d]> ()
     overlap = Constant <value_floats = [0.5]> ()
     found = NonMaxSuppression(boxes, scores, limit, overlap, overlap)"""
-NMS = """g (float[1,%(count)d,4] boxes, float[1,%(classes)d,%(count)d] scores)
-    => (int64[n,3] found) {""" + SUPPRESSED + "}"
-TAIL = """g (float[1,%(count)d,4] boxes, float[1,%(classes)d,%(count)d] scores)
-    => (float[m,4] out, float[m] best, int64[m] label) {""" + SUPPRESSED + """
+NMS = (
+    """g (float[1,%(count)d,4] boxes, float[1,%(classes)d,%(count)d] scores)
+    => (int64[n,3] found) {"""
+    + SUPPRESSED
+    + "}"
+)
+TAIL = (
+    """g (float[1,%(count)d,4] boxes, float[1,%(classes)d,%(count)d] scores)
+    => (float[m,4] out, float[m] best, int64[m] label) {"""
+    + SUPPRESSED
+    + """
     zero = Constant <value_ints = [0]> ()
     one = Constant <value_ints = [1]> ()
     two = Constant <value_ints = [2]> ()
@@ -42,6 +49,7 @@ TAIL = """g (float[1,%(count)d,4] boxes, float[1,%(classes)d,%(count)d] scores)
     places = Concat <axis = 1> (image, class, index)
     best = GatherND(scores, places)
 }"""
+)
 NON_ZERO = "g (float[1000,1000] x) => (int64[2,n] y) { y = NonZero(x) }"
 MASKED = """g (float[1000,1000] x) => (float[n] y) {
     half = Constant <value = float {0.5}> ()

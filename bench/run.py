@@ -35,9 +35,9 @@ import engines
 import results
 import tables
 import turns
+from tunewright.knowledge.open_databases import HEURISTIC, system_folder
 from tunewright.settings import Settings
-from tunewright.tools.common import environment
-from tunewright.tuning.places import HEURISTIC, system_folder
+from tunewright.tools.shared.console import environment
 
 #: What ours runs with, by the name of its row: what was tuned here; as it ships; the heuristic alone; nothing known.
 #: A folder that does not exist is a knowledge base with nothing in it.

@@ -45,8 +45,10 @@ def forget_neighbours(space: Any) -> Any:
     """Bring a used search space of kernel_tuner back to the state of a new one."""
     memory = space.__dict__
     for name in ("_Searchspace__neighbor_cache", "_Searchspace__neighbor_partial_cache"):
-        memory[name] = {method: type(known)(*filter(None, [getattr(known, "default_factory", None)]))
-                        for method, known in memory[name].items()}
+        memory[name] = {
+            method: type(known)(*filter(None, [getattr(known, "default_factory", None)]))
+            for method, known in memory[name].items()
+        }
     return space
 
 
@@ -86,8 +88,13 @@ def kernel_tuner_curves(path: Path, table: Table, fresh: bool) -> Curve:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results, _ = interface.tune_kernel(
-                **arguments, cache=str(plain), restrictions=restrictions, simulation_mode=True, quiet=True,
-                strategy=strategy, strategy_options={"max_fevals": budget},
+                **arguments,
+                cache=str(plain),
+                restrictions=restrictions,
+                simulation_mode=True,
+                quiet=True,
+                strategy=strategy,
+                strategy_options={"max_fevals": budget},
             )
         costs: dict[tuple[Any, ...], float] = {}
         for result in results:

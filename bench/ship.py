@@ -32,8 +32,8 @@ import ship_pack
 from ship_sources import GRID, Absent, Arrays, Source, grid_model, is_of_grid, is_withheld, sources, work
 from tunewright import Core
 from tunewright.errors import TunewrightError
-from tunewright.tools.tune import parse_time
-from tunewright.tuning.places import HEURISTIC
+from tunewright.knowledge.open_databases import HEURISTIC
+from tunewright.tools.tune.command import parse_time
 from tunewright.tuning.result_file import SCHEMA as RESULT
 
 #: settings of a tuning that starts from nothing; a folder that does not exist is a knowledge base with nothing in it

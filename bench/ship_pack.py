@@ -18,18 +18,18 @@ from ship_sources import WITHHELD
 from tunewright import __version__
 from tunewright.devices.base import Device, Target
 from tunewright.errors import InputError, UnsupportedError
+from tunewright.heuristic import file as heuristic_file
+from tunewright.heuristic.train import target_of
+from tunewright.heuristic.trees import SectionScope
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.key import WHERE_FIELDS, Key, MatchKind, Where
+from tunewright.knowledge.open_databases import HEURISTIC, open_path
+from tunewright.knowledge.record import AnyRecord, Fault, Measurement
+from tunewright.knowledge.system import FILE, SystemDatabase, write_lines
 from tunewright.settings import Settings
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem, Solver, solvers
-from tunewright.tuning import heuristic_file
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.heuristic import Place
-from tunewright.tuning.heuristic_train import target_of
-from tunewright.tuning.key import WHERE_FIELDS, Key, Kind, Where
-from tunewright.tuning.lookup import Found, Layer, Lookup
-from tunewright.tuning.places import HEURISTIC, open_path
-from tunewright.tuning.record import AnyRecord, Fault, Measurement
-from tunewright.tuning.system import FILE, SystemDatabase, write_lines
+from tunewright.tuning.lookup import KnowledgeLayer, Lookup, StoredAnswer
 from tunewright.tuning.tuner import Tuner
 
 SCHEMA = "tunewright.shipped/1"
@@ -167,17 +167,17 @@ def answers(records: Sequence[AnyRecord]) -> list[AnyRecord]:
     """Of each problem and place the measurements that would answer there exactly, the best ones; and every fault."""
     tuner = Tuner(Settings.make({"USER_DB_PATH": NOTHING, "SYSTEM_DB_PATH": NOTHING, "HEURISTIC_PATH": ""}))
     faults = [r for r in records if isinstance(r, Fault)]
-    lookup = Lookup([Layer("packed", MemoryDatabase(records))])
+    lookup = Lookup([KnowledgeLayer("packed", MemoryDatabase(records))])
     found: list[AnyRecord] = [*faults]
     posed: dict[tuple[str, Where], Measurement] = {}
     for record in records:
         if isinstance(record, Measurement):
             posed.setdefault((record.key.problem, record.key.where), record)
     for (_, where), record in posed.items():
-        problem, target = serial.from_json(dict(record.problem)), exact_target(where)
+        problem, target = problem_json.from_json(dict(record.problem)), exact_target(where)
         default = default_of(tuner, problem, target)
         answer = lookup.ask(problem, target, tuner.candidates, partial(_why_not, problem, target), default)
-        exact = worth([one for one in answer.found if one.match.kind is Kind.EXACT])
+        exact = worth([one for one in answer.found if one.match.kind is MatchKind.EXACT])
         accurate = [one for one in exact if one.solver.inexact(problem, one.config) is None]
         # the second one serves where EXECUTION_MODE_HINT = ACCURACY excludes the first
         found += [thinned(m) for m in dict.fromkeys(one.measurement for one in (*exact[:1], *accurate[:1]))]
@@ -188,7 +188,7 @@ def _why_not(problem: Problem, target: Target, solver: Solver) -> str | None:
     return solver.why_not(problem, target)
 
 
-def worth(found: Sequence[Found]) -> list[Found]:
+def worth(found: Sequence[StoredAnswer]) -> list[StoredAnswer]:
     """Answers without kernels for one shape that are not worth their compilation."""
     plain = max((f.measurement.evidence.gain.median for f in found if not f.solver.tuned_only), default=0.0)
     return [f for f in found if not f.solver.tuned_only or f.measurement.evidence.gain.median >= WORTH * plain]
@@ -288,7 +288,7 @@ def check_heuristic(data: Path, places: Iterable[Where], found: Checked) -> None
     except InputError as error:
         found.wrong.append(f"{HEURISTIC}: {error}")
         return
-    trained, versions = {Place.of(where) for where in places}, {s.id: s.version for s in solvers()}
+    trained, versions = {SectionScope.of(where) for where in places}, {s.id: s.version for s in solvers()}
     for section in heuristic.sections:
         if section.place not in trained:
             found.wrong.append(f"{HEURISTIC}: a section is of a machine that {ABOUT} does not name: {section.place}")
@@ -306,7 +306,7 @@ def why_stale(m: Measurement) -> str:
         return f"the solver {m.key.solver} is gone"
     if solver.version != m.key.version:
         return f"{solver.id} has the version {solver.version} now, and it was measured with {m.key.version}"
-    problem, target = serial.from_json(dict(m.problem)), exact_target(m.key.where)
+    problem, target = problem_json.from_json(dict(m.problem)), exact_target(m.key.where)
     if problem.key() != m.key.problem:
         raise InputError("its problem does not fit its key")
     why = solver.why_not(problem, target)

@@ -38,7 +38,7 @@ import onnx
 import catalogue
 import engines
 import turns
-from tunewright.tools.common import environment
+from tunewright.tools.shared.console import environment
 
 SCHEMA = "tunewright.throughput/1"
 OURS: dict[str, dict[str, Any]] = {

@@ -25,11 +25,11 @@ os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="tunewright-tests-")
 os.environ["TUNEWRIGHT_SYSTEM_DB_PATH"] = tempfile.mkdtemp(prefix="tunewright-tests-")
 os.environ["TUNEWRIGHT_TUNE_RESULT_PATH"] = ""
 
+from tunewright.knowledge import open_databases  # settings that a test makes without the environment come here
 from tunewright.plugins import single
-from tunewright.tuning import places  # settings that a test makes without the environment come here
 
-places.SHIPPED = Path(os.environ["TUNEWRIGHT_SYSTEM_DB_PATH"])
-TEMPORARY = [Path(os.environ["XDG_DATA_HOME"]), places.SHIPPED]
+open_databases.SHIPPED = Path(os.environ["TUNEWRIGHT_SYSTEM_DB_PATH"])
+TEMPORARY = [Path(os.environ["XDG_DATA_HOME"]), open_databases.SHIPPED]
 
 
 @atexit.register  # before any device is opened: it runs when they have stored what they compiled

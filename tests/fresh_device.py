@@ -23,5 +23,5 @@ def fresh(name: str) -> CDevice:
         return opencl_runtime.device()
     made = copy.copy(open_device(name))
     old = made._programs
-    made._programs = programs.Programs(old._flags, old._compiler, old._title)
+    made._programs = programs.NativePrograms(old._flags, old._compiler, old._title)
     return made

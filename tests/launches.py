@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from tunewright.devices.c_device import CDevice
-from tunewright.devices.c_kernel import Call, CKernel, In, Out, Text
+from tunewright.devices.c_kernel import CKernel, CLaunchCall, In, Out, Text
 from tunewright.ir.types import TensorType
 from tunewright.solvers.base import Problem
 
 Array = np.ndarray
 
 
-def kernel(device: CDevice, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]) -> CKernel:
+def kernel(device: CDevice, call: CLaunchCall, inputs: Sequence[Array], outputs: Sequence[Array]) -> CKernel:
     """A call as the kernel of a problem with tensors like these."""
     types = [tuple(TensorType.of(array) for array in arrays) for arrays in (inputs, outputs)]
     return CKernel("test", Problem("Test", *types, {}, constant=(False,) * len(inputs)), device, [call], {})
 
 
-def run_call(device: CDevice, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def run_call(device: CDevice, call: CLaunchCall, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run a call once, and wait for it."""
     queue = device.queue()
     kernel(device, call, inputs, outputs).run(queue, inputs, outputs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunewright.devices.opencl import OpenCLDevice
+from tunewright.devices.opencl.device import OpenCLDevice
 from tunewright.plugins.single import available
 
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from .core import Core
     from .devices.remote import RemoteContext, RemoteTensor
     from .frontend.model import Model
-    from .frontend.pictures import Preprocess
-    from .runtime.asynchronous import AsyncInferQueue
-    from .runtime.compiled import CompiledModel, InferRequest
-    from .runtime.trace import Trace
+    from .frontend.preprocess_inputs import Preprocess
+    from .runtime.insight.timeline import Trace
+    from .runtime.requests.asynchronous import AsyncInferQueue
+    from .runtime.requests.compiled import CompiledModel, InferRequest
 
 __all__ = [
     "AsyncInferQueue",

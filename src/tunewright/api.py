@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from .core import Core
 from .errors import InputError
 from .frontend.model import Model
-from .frontend.pictures import Preprocess
+from .frontend.preprocess_inputs import Preprocess
 
 if TYPE_CHECKING:
     import onnx
 
-    from .plugins.tune_search import Result, State
-    from .runtime.explain import Explanation
+    from .model_tuning.layers import TuningResult, TuningState
+    from .runtime.insight.explain import Explanation
 
 
 def tune(
@@ -33,9 +33,9 @@ def tune(
     preprocess: Mapping[str, Preprocess] | Preprocess | None = None,
     again: bool = False,
     lock: bool | str | os.PathLike[str] = False,
-    report: Callable[[State], None] | None = None,
+    report: Callable[[TuningState], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Result:
+) -> TuningResult:
     """Tune a model: search for faster kernels for its slowest layers, and keep those that speed up the network.
 
     The results go into the user's knowledge base, and every later load uses them. Inputs that are not given are random;
@@ -47,9 +47,9 @@ def tune(
     >>> result = tunewright.tune("model.onnx", budget="2m")
     >>> result.gain.median  # the speed-up
     """
-    from .tools.inputs import concrete, feed_with
     from .tools.lock import run_and_lock
-    from .tools.tune import parse_time
+    from .tools.shared.inputs import concrete, feed_with
+    from .tools.tune.command import parse_time
     from .tuning.lockfile import default_path
 
     seconds = parse_time(budget, "budget") if isinstance(budget, str) else budget
@@ -78,9 +78,9 @@ def tune_many(
     until: str | None = None,
     config: Mapping[str, Any] | None = None,
     again: bool = False,
-    report: Callable[[State], None] | None = None,
+    report: Callable[[TuningState], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> list[Result]:
+) -> list[TuningResult]:
     """Tune several models, or models for several shapes. Returns a result for each model and case.
 
     ``models``: files and folders, or a mapping from each to its weight. ``cases``: shapes as for ``tunewright tune
@@ -91,9 +91,9 @@ def tune_many(
     >>> tunewright.tune_many({"detector.onnx": 3, "classifier.onnx": 1}, budget="10m")
     >>> tunewright.tune_many("models", batches={1: 0.8, 8: 0.2}, until="stalls")
     """
-    from .tools.tune import parse_time
-    from .tools.tune_works import Case, Fed, cases_of, paths_of, works_of
-    from .tuning import suggest
+    from .tools.tune.command import parse_time
+    from .tools.tune.workloads import Fed, InputShapes, cases_of, paths_of, works_of
+    from .tuning import suggested_commands
 
     named = [models] if isinstance(models, str | os.PathLike) else list(models)
     weights = {Path(path): weight for path, weight in models.items()} if isinstance(models, Mapping) else {}
@@ -104,7 +104,7 @@ def tune_many(
     several = cases_of(texts, None)
     if batches:
         parts = batches if isinstance(batches, Mapping) else dict.fromkeys(batches, 1.0)
-        several = [Case(batch=size, weight=weight) for size, weight in parts.items()]
+        several = [InputShapes(batch=size, weight=weight) for size, weight in parts.items()]
     core = Core(config)
     (one, *others) = core.apart(device)
     if others:
@@ -116,7 +116,7 @@ def tune_many(
     sizes = ",".join(f"{case.batch}:{case.weight:g}" for case in several if case.batch is not None)
     options += ["--batch", sizes] if sizes else []
     options += [word for path, weight in weights.items() for word in ("--weight", f"{path}={weight:g}")]
-    line = suggest.command("tune", *map(str, named), options=options, device=device, settings=core.settings)
+    line = suggested_commands.command("tune", *map(str, named), options=options, device=device, settings=core.settings)
     return core.tune_many(
         works, one.device, seconds, objective=objective, until=until, config=one.config, again=again, report=report,
         stop=stop, command=line,
@@ -147,15 +147,15 @@ def explain(
 
     With several devices (MULTI:A,B) the layers of the first device come first; with HETERO those of the first subgraph.
     `Explanation.device` names the device. Inputs that are not given are random. The layers are timed for ``seconds``,
-    or over ``count`` inferences (0: not timed). `tunewright.runtime.explain.explain` does the same for a compiled
-    model.
+    or over ``count`` inferences (0: not timed). `tunewright.runtime.insight.explain.explain` does the same for a
+    compiled model.
 
     >>> for layer in tunewright.explain("model.onnx"):
     ...     print(layer.name, layer.solver, layer.why)
     """
-    from .runtime.explain import explain as explain_compiled
+    from .runtime.insight.explain import explain as explain_compiled
     from .tools.explain import looking
-    from .tools.inputs import concrete, feed_with
+    from .tools.shared.inputs import concrete, feed_with
 
     core = Core(config)
     core.settings, _ = looking(core.settings)
@@ -190,8 +190,8 @@ def benchmark(
     """
     import time
 
-    from .tools.benchmark_measure import import_everything
-    from .tools.benchmark_run import Bench, Lists, Wish, measure_once
+    from .tools.benchmark.measure import import_everything
+    from .tools.benchmark.run import Bench, BenchmarkOptions, Lists, measure_once
 
     settings = {key: str(value) for key, value in (config or {}).items()}
     core = Core(settings)
@@ -199,7 +199,7 @@ def benchmark(
     begin = time.perf_counter()
     loaded = _read(core, model, preprocess)
     load = time.perf_counter() - begin
-    wish = Wish(
+    wish = BenchmarkOptions(
         str(model), device, settings, None, None, 0, None, seconds, count, 3, [50, 90, 95, 99], values=inputs or {}
     )
     lists = Lists([streams] if streams else [], [requests] if requests else [], [batch] if batch else [])

@@ -14,7 +14,7 @@ from onnx.backend.base import Backend, BackendRep
 from .core import Core
 from .errors import DeviceError
 from .plugins.single import open_device
-from .runtime.compiled import CompiledModel
+from .runtime.requests.compiled import CompiledModel
 
 
 class TunewrightRep(BackendRep):  # type: ignore[misc]

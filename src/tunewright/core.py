@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 from .devices.remote import RemoteContext
 from .errors import DeviceError, InputError, SettingsError, TunewrightError
-from .frontend.adapt import adapted
+from .frontend.input_settings import adapted
 from .frontend.model import Model
-from .frontend.pictures import Preprocess
-from .plugins.base import Choice, Plugin, Support
+from .frontend.preprocess_inputs import Preprocess
+from .plugins.base import Plugin, ServingChoice, Support
 from .plugins.find import find, is_several
 from .plugins.single import SingleDevice, expect, measured_streams, of_device, open_device, visible
-from .runtime.compiled import CompiledModel
-from .runtime.phases import uncollected
+from .runtime.plans.load_phases import uncollected
+from .runtime.requests.compiled import CompiledModel
 from .settings import Settings
 
 if TYPE_CHECKING:
     import onnx
 
-    from .plugins.apart import Apart, Piece
-    from .plugins.hetero_measure import Measured
-    from .plugins.tune_many import Maker, Work
-    from .plugins.tune_search import Result, State
+    from .knowledge.record import Measurement
+    from .knowledge.traffic import Weighted
+    from .model_tuning.layers import TuningResult, TuningState
+    from .model_tuning.several_models import Maker, Workload
+    from .plugins.members import CompiledPart, MemberDevice
+    from .plugins.placement.measure import Measured
     from .tuning.lockfile import Written
-    from .tuning.record import Measurement
-    from .tuning.traffic import Weighted
 
 LOG = logging.getLogger("tunewright")
 
@@ -157,8 +157,8 @@ class Core:
         >>> core.lock(compiled, "model.onnx.lock.json")
         >>> core.compile_model("model.onnx", config={"FROZEN": "YES"})  # with exactly these kernels, or an error
         """
-        from .runtime.lock import lock
-        from .runtime.request import of_one_device
+        from .runtime.insight.lock import lock
+        from .runtime.requests.request import of_one_device
 
         return lock(of_one_device(compiled), path)
 
@@ -175,9 +175,9 @@ class Core:
 
         >>> core.embed(compiled, "model.onnx", output="tuned.onnx")
         """
-        from .plugins.embed import answers, problems_of, put
-        from .runtime.request import of_one_device
-        from .tuning.places import open_user
+        from .knowledge.open_databases import open_user
+        from .model_tuning.embed import answers, problems_of, put
+        from .runtime.requests.request import of_one_device
 
         found = answers([open_user(self.settings)], problems_of(of_one_device(compiled)))
         if not found:
@@ -191,9 +191,9 @@ class Core:
 
         >>> core.extract("tuned.onnx")
         """
-        from .plugins.embed import measurements
-        from .tuning.embedded import EmbeddedDatabase
-        from .tuning.places import open_user
+        from .knowledge.embedded import EmbeddedDatabase
+        from .knowledge.open_databases import open_user
+        from .model_tuning.embed import measurements
 
         carried = EmbeddedDatabase(Path(path))
         for text in carried.damage():
@@ -222,7 +222,7 @@ class Core:
         model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
         device: str = "CPU",
         config: Mapping[str, Any] | None = None,
-    ) -> Choice | None:
+    ) -> ServingChoice | None:
         """Return the streams, requests and batches with which `compile_model` would serve a model, and why.
 
         Nothing is compiled or measured: NUM_STREAMS = AUTO measures at the first load (docs/async.md). Returns None if
@@ -242,7 +242,7 @@ class Core:
         *,
         model: Model | None = None,
         inputs: Mapping[str, Any] | None = None,
-    ) -> list[Apart]:
+    ) -> list[MemberDevice]:
         """Split a device string into single devices with their settings, to tune, explain or lock each of them.
 
         With a model and its inputs, HETERO yields one entry for each subgraph.
@@ -250,19 +250,19 @@ class Core:
         >>> for one in core.apart("HETERO:GPU.0,CPU", model=model, inputs=inputs):
         ...     core.tune(one.model(model), one.inputs(inputs), one.device, config=one.config)
         """
-        from .plugins.apart import apart
+        from .plugins.members import apart
 
         return apart(device, _make(config, self.settings), model, inputs)
 
     def pieces(
         self, model: Model, inputs: Mapping[str, Any], device: str, config: Mapping[str, Any] | None = None
-    ) -> Iterator[Piece]:
+    ) -> Iterator[CompiledPart]:
         """Compile the parts of a model that the devices of a string run, one after the other. Yield each with inputs.
 
         >>> for piece in core.pieces(model, inputs, "HETERO:GPU,CPU"):
         ...     layers = explain(piece.compiled, piece.inputs)
         """
-        from .plugins.apart import pieces
+        from .plugins.members import pieces
 
         def compile(model: Model, device: str, own: Mapping[str, Any]) -> CompiledModel:
             return self.compile_model(model, device, {**(config or {}), **own})
@@ -278,10 +278,10 @@ class Core:
         *,
         config: Mapping[str, Any] | None = None,
         again: bool = False,
-        report: Callable[[State], None] | None = None,
+        report: Callable[[TuningState], None] | None = None,
         stop: Callable[[], bool] | None = None,
         command: str | None = None,
-    ) -> Result:
+    ) -> TuningResult:
         """Tune a model for such inputs within ``budget`` seconds. The results go into the user's knowledge base.
 
         Layers with a known answer are skipped, unless ``again``. ``report`` is called with the progress. ``stop`` is
@@ -289,19 +289,21 @@ class Core:
         continues the tuning, for the result file. By default it is made from the model's file, the shapes and the
         settings.
         """
-        from .plugins.tune import tune
-        from .plugins.tune_result import Recorder, tune_command
+        from .model_tuning.model import tune
+        from .model_tuning.result import ResultRecorder, tune_command
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         loaded = model if isinstance(model, Model) else self.read_model(model)
         plugin, settings = self._single(loaded, device, settings)
         command = command or tune_command(loaded, inputs, device, settings)
-        recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report, command)
+        recorder = ResultRecorder(
+            "model", str(loaded.path or loaded.name), plugin.device, settings, budget, report, command
+        )
         return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
 
     def tune_many(
         self,
-        works: Sequence[Work],
+        works: Sequence[Workload],
         device: str = "CPU",
         budget: float = 60.0,
         *,
@@ -309,10 +311,10 @@ class Core:
         until: str | None = None,
         config: Mapping[str, Any] | None = None,
         again: bool = False,
-        report: Callable[[State], None] | None = None,
+        report: Callable[[TuningState], None] | None = None,
         stop: Callable[[], bool] | None = None,
         command: str | None = None,
-    ) -> list[Result]:
+    ) -> list[TuningResult]:
         """Tune several models, or one for several shapes, within ``budget`` seconds. Returns a result for each work.
 
         Layers that several works share are searched once. The next search goes to the layer with the largest weighted
@@ -323,8 +325,8 @@ class Core:
         >>> works = [Work(name, lambda name=name: (core.read_model(name), inputs[name])) for name in names]
         >>> core.tune_many(works, budget=600)
         """
-        from .plugins.tune_many import Goal, How, tune_many
-        from .plugins.tune_objective import Objective, maker
+        from .model_tuning.objective import Objective, maker
+        from .model_tuning.several_models import Goal, How, tune_many
 
         try:
             wanted = Objective(objective)
@@ -378,7 +380,7 @@ class Core:
         >>> core.place_model("model.onnx", {"x": x}, "HETERO:GPU,CPU").best.name
         """
         from .plugins.hetero import Hetero
-        from .plugins.hetero_measure import measure
+        from .plugins.placement.measure import measure
 
         loaded = model if isinstance(model, Model) else self.read_model(model)
         settings = self._settings(loaded, config)
@@ -398,7 +400,7 @@ class Core:
 
         >>> [(one.shapes, one.weight) for one in core.traffic("model.onnx", most=4)]
         """
-        from .tuning.traffic import find, weighted
+        from .knowledge.traffic import find, weighted
 
         loaded = model if isinstance(model, Model) else self.read_model(model)
         return weighted(find(self.settings, _digest(loaded), str(loaded.path or loaded.name)), most)
@@ -411,17 +413,17 @@ class Core:
         *,
         config: Mapping[str, Any] | None = None,
         again: bool = False,
-        report: Callable[[State], None] | None = None,
+        report: Callable[[TuningState], None] | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> Result:
+    ) -> TuningResult:
         """Tune the problems that applications recorded (ENABLE_TUNE_DUMP), from any number of dumps.
 
         There is no network to decide in: kernels are compared alone, and times are those of single executions. The
         other arguments are as for `tune`.
         """
-        from .plugins.tune_problems import read, tune_problems
-        from .plugins.tune_result import Recorder
-        from .tuning import suggest
+        from .model_tuning.problems import read, tune_problems
+        from .model_tuning.result import ResultRecorder
+        from .tuning import suggested_commands
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         paths = [dumps] if isinstance(dumps, str | os.PathLike) else list(dumps)
@@ -429,8 +431,8 @@ class Core:
         for text in reasons:
             LOG.warning("left out: %s", text)
         opened = open_device(device, settings)
-        again_with = suggest.command("tune", *map(str, paths), device=device, settings=settings)
-        recorder = Recorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report, again_with)
+        again_with = suggested_commands.command("tune", *map(str, paths), device=device, settings=settings)
+        recorder = ResultRecorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report, again_with)
         return recorder.finish(
             tune_problems(opened, problems, settings, budget, again=again, report=recorder, stop=stop)
         )
@@ -471,7 +473,7 @@ def _stateful(plugin: Plugin, model: Model, settings: Settings, consume: bool) -
     """Compile a model whose requests keep its states."""
     from .frontend.stateful import checked_states, growing_axes
     from .plugins.batch import Batch
-    from .runtime.stateful import StatefulModel
+    from .runtime.requests.stateful import StatefulModel
 
     if isinstance(plugin, Batch):
         why = f"{plugin.name} runs requests together, and their states may differ in size"
@@ -481,21 +483,23 @@ def _stateful(plugin: Plugin, model: Model, settings: Settings, consume: bool) -
     # types that only compilation infers are known now
     states = checked_states(compiled.inputs, compiled.outputs, model.states)
     return StatefulModel(compiled, states, growing)
+
+
 def _digest(model: Model) -> str:
     """Digest of a model's structure; recorded traffic is stored under it."""
-    from .tuning.streams import digest
+    from .knowledge.streams import digest
 
     return digest(model.graph)
 
 
 def _record_traffic(compiled: CompiledModel, digest: str, name: str) -> None:
     """Start recording the shapes that a model runs with (RECORD_TRAFFIC)."""
-    from .runtime.request import DeviceModel
-    from .runtime.traffic import Recorder
+    from .runtime.insight.traffic import TrafficRecorder
+    from .runtime.requests.request import DeviceModel
 
     alone = compiled.alone
     if isinstance(alone, DeviceModel):
-        Recorder(alone, digest, name)
+        TrafficRecorder(alone, digest, name)
     else:
         LOG.warning("RECORD_TRAFFIC: nothing is recorded, because %s stands for several devices", compiled.device_name)
 

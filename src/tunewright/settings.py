@@ -91,21 +91,24 @@ class Settings:
     perf_count: bool = _setting(False, "collect performance counters per step")
     host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")
     cpu_bind_threads: str = _setting(
-        "YES", "YES: threads of the CPU device stay on one core each; NUMA: on the cores of a node; NO: anywhere",
+        "YES",
+        "YES: threads of the CPU device stay on one core each; NUMA: on the cores of a node; NO: anywhere",
         values=_BINDING,
     )
     cpu_threads_num: int = _setting(
         0, "threads that an inference on the CPU may use (0: all that the process may use)", 0
     )
     cpu_isa: str = _setting(
-        "AUTO", "instruction set that the CPU device compiles for (AUTO: the best that the processor has)",
+        "AUTO",
+        "instruction set that the CPU device compiles for (AUTO: the best that the processor has)",
         values=_words("AUTO", "X86-64", "X86-64-V2", "X86-64-V3", "X86-64-V4", "ARMV8-A"),
     )
     cpu_compiler: str = _setting(
         "", "the clang that compiles CPU kernels (empty: the one of the package ziglang, else from PATH)"
     )
     performance_hint: str = _setting(
-        "LATENCY", "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side; "
+        "LATENCY",
+        "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side; "
         "CUMULATIVE_THROUGHPUT: the same on all devices of AUTO",
         values=_words("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT", UNDEFINED="LATENCY"),
     )
@@ -113,9 +116,11 @@ class Settings:
         0, "most requests that the application runs at a time; limits the number of streams (0: not known)", 0
     )
     num_streams: int = _setting(
-        0, "inferences that run side by side, each with its share of the threads (0: as PERFORMANCE_HINT says; AUTO: "
+        0,
+        "inferences that run side by side, each with its share of the threads (0: as PERFORMANCE_HINT says; AUTO: "
         "measured, together with the best batch if requests run together)",
-        -1, words={"AUTO": -1, "NUMA": _nodes()},
+        -1,
+        words={"AUTO": -1, "NUMA": _nodes()},
     )
     exclusive_async_requests: bool = _setting(
         False, "requests of all models of a device with this setting run one after the other"
@@ -123,7 +128,8 @@ class Settings:
     device_id: str = _setting("", "which of several devices a name like GPU means: its number")
     dyn_batch_enabled: bool = _setting(False, "a model of fixed batch also takes inputs of fewer examples")
     inference_precision_hint: str = _setting(
-        "AUTO", "precision of networks of single-precision numbers (AUTO: F16 on GPUs through CUDA, else F32)",
+        "AUTO",
+        "precision of networks of single-precision numbers (AUTO: F16 on GPUs through CUDA, else F32)",
         values=_words("AUTO", "F32", "F16", "BF16"),
     )
     enable_fp16_for_quantized_models: bool = _setting(
@@ -134,34 +140,40 @@ class Settings:
     )
     config_file: str = _setting("", "files with your own kernels for operations (XML, separated by spaces)")
     model_priority: str = _setting(
-        "MEDIUM", "which model goes first where several run: sets GPU_QUEUE_PRIORITY and GPU_HOST_TASK_PRIORITY, and "
+        "MEDIUM",
+        "which model goes first where several run: sets GPU_QUEUE_PRIORITY and GPU_HOST_TASK_PRIORITY, and "
         "which device AUTO chooses",
         values=_words("LOW", "MEDIUM", "HIGH", MED="MEDIUM", DEFAULT="MEDIUM"),
     )
     gpu_host_task_priority: str = _setting(
-        "ANY", "LOW: threads that build kernels for a GPU give way to others; HIGH and LOW also choose the cores of a "
+        "ANY",
+        "LOW: threads that build kernels for a GPU give way to others; HIGH and LOW also choose the cores of a "
         "hybrid processor",
         values=_TASKS,
     )
     gpu_queue_priority: str = _setting(
-        "MEDIUM", "which work of a GPU goes first: LOW, MEDIUM or HIGH (on CUDA, and on OpenCL where it has hints)",
+        "MEDIUM",
+        "which work of a GPU goes first: LOW, MEDIUM or HIGH (on CUDA, and on OpenCL where it has hints)",
         values=_LEVELS,
     )
     gpu_queue_throttle: str = _setting(
-        "MEDIUM", "LOW: a thread that waits for a GPU sleeps: the processor is free, and answers come a little later",
+        "MEDIUM",
+        "LOW: a thread that waits for a GPU sleeps: the processor is free, and answers come a little later",
         values=_LEVELS,
     )
     compilation_num_threads: int = _setting(0, "threads that build kernels (0: all that the process may use)")
     multi_device_priorities: str = _setting("", "the devices of MULTI and AUTO, the preferred one first: GPU,CPU")
     allow_auto_batching: bool = _setting(
-        True, "requests to a GPU run together as batches, where the hint is a THROUGHPUT and the model's examples are "
-        "proven to be independent"
+        True,
+        "requests to a GPU run together as batches, where the hint is a THROUGHPUT and the model's examples are "
+        "proven to be independent",
     )
     auto_batch_timeout: int = _setting(1000, "how long a request waits for others to fill its batch, in ms", 0)
     target_fallback: str = _setting("", "the devices of HETERO, the preferred one first: GPU,CPU")
     hetero_affinity: str = _setting("", "a file that says which node runs on which device of HETERO")
     hetero_placement: str = _setting(
-        "AUTO", "how HETERO places nodes: PRIORITY by the order of devices, COST by what they take, AUTO as it was "
+        "AUTO",
+        "how HETERO places nodes: PRIORITY by the order of devices, COST by what they take, AUTO as it was "
         "measured, else by costs where they are known, else by the order",
         values=_words("AUTO", "PRIORITY", "COST"),
     )
@@ -184,20 +196,24 @@ class Settings:
     dump_kernels: bool = _setting(False, "write the sources of the kernels of CONFIG_FILE as they are built")
 
     execution_mode_hint: str = _setting(
-        "PERFORMANCE", "ACCURACY: no kernel whose numerics are worse than direct summation; PERFORMANCE: any",
+        "PERFORMANCE",
+        "ACCURACY: no kernel whose numerics are worse than direct summation; PERFORMANCE: any",
         values=_words("PERFORMANCE", "ACCURACY"),
     )
     tuning_mode: str = _setting(
-        "TUNING_USE_EXISTING", "when to tune: TUNING_DISABLED, TUNING_USE_EXISTING, TUNING_CREATE (a load tunes) or "
+        "TUNING_USE_EXISTING",
+        "when to tune: TUNING_DISABLED, TUNING_USE_EXISTING, TUNING_CREATE (a load tunes) or "
         "TUNING_BACKGROUND (a helper process tunes while the model serves)",
         values=_MODES,
     )
     find_enforce: str = _setting(
-        "1", "which problems: 1 as TUNING_MODE says, 2 also known ones, 3 what is missing, 4 always, 5 delete entries",
+        "1",
+        "which problems: 1 as TUNING_MODE says, 2 also known ones, 3 what is missing, 4 always, 5 delete entries",
         values=_words(*_ENFORCE.values(), **_ENFORCE),
     )
     find_mode: str = _setting(
-        "NORMAL", "which candidates: NORMAL, FAST, HYBRID or DYNAMIC_HYBRID, as in MIOpen",
+        "NORMAL",
+        "which candidates: NORMAL, FAST, HYBRID or DYNAMIC_HYBRID, as in MIOpen",
         values=_words(*_FIND.values(), **_FIND),
     )
     auto_tune_mode: str = _setting("AUTO", "how to search: AUTO, NO_TUNE, RL, GA, RL,GA or the name of a strategy")
@@ -205,7 +221,8 @@ class Settings:
     user_db_path: str | None = _folder("folder of the user's knowledge base (unset: in the user's data folder)")
     tune_bank_path: str | None = _folder("another name of USER_DB_PATH; if both are set, USER_DB_PATH is used")
     user_db_mode: str = _setting(
-        "SQLITE", "SQLITE, or SHARED for folders on a network: a file per writer and no locks",
+        "SQLITE",
+        "SQLITE, or SHARED for folders on a network: a file per writer and no locks",
         values=_words("SQLITE", "SHARED"),
     )
     system_db_path: str | None = _folder("folder of the system's knowledge base and heuristic (unset: as shipped)")
@@ -220,11 +237,10 @@ class Settings:
     tune_result_path: str = _setting(".", "folder of the result files of tuning (empty: none are written)")
     tune_seconds: float = _setting(5.0, "time that tuning one problem may take, in seconds", 0)
     tune_budget: float = _setting(0.0, "time that tuning may take in all for one loaded model (0: no bound)", 0)
-    background_duty: float = _setting(
-        10.0, "share of the time in which background tuning may work, in per cent", 0
-    )
+    background_duty: float = _setting(10.0, "share of the time in which background tuning may work, in per cent", 0)
     background_priority: str = _setting(
-        "IDLE", "priority of background tuning: IDLE (when the processor is idle), LOW (nice 19) or NORMAL",
+        "IDLE",
+        "priority of background tuning: IDLE (when the processor is idle), LOW (nice 19) or NORMAL",
         values=_words("IDLE", "LOW", "NORMAL"),
     )
     background_memory: int = _setting(
@@ -235,7 +251,8 @@ class Settings:
     )
     tune_timeout: float = _setting(20.0, "time that one candidate may take to compile or to run, in seconds", 0)
     tune_regime: str = _setting(
-        "LAYER", "where kernels find their data: LAYER: weights in memory, the rest in the cache; COLD: all in memory; "
+        "LAYER",
+        "where kernels find their data: LAYER: weights in memory, the rest in the cache; COLD: all in memory; "
         "WARM: all in the cache",
         values=_words("LAYER", "COLD", "WARM"),
     )

@@ -90,7 +90,9 @@ def test_the_rule_can_fail(tmp_path: Path) -> None:
     """The scan sees relative, absolute, nested and package imports."""
     path = tmp_path / "ops" / "base.py"
     path.parent.mkdir()
-    path.write_text("from ..core import Core\nimport tunewright.runtime.plan\ndef f():\n    from .. import tools\n")
+    path.write_text(
+        "from ..core import Core\nimport tunewright.runtime.plans.plan\ndef f():\n    from .. import tools\n"
+    )
     assert [target for _, target in imports(path, tmp_path)] == ["core", "runtime", "tools"]
 
 

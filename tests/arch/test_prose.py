@@ -34,13 +34,13 @@ UNCHECKED_PAGES = {
 #: sources that are not checked yet, with the reason
 BEING_REWRITTEN = "being rewritten"
 UNCHECKED_SOURCES = {
-    "src/tunewright/runtime/executor.py": BEING_REWRITTEN,
-    "src/tunewright/runtime/control_rows.py": BEING_REWRITTEN,
+    "src/tunewright/runtime/requests/executor.py": BEING_REWRITTEN,
+    "src/tunewright/runtime/control/control_rows.py": BEING_REWRITTEN,
     "src/tunewright/solvers/base.py": BEING_REWRITTEN,
-    "src/tunewright/devices/rows.py": BEING_REWRITTEN,
+    "src/tunewright/devices/control_rows.py": BEING_REWRITTEN,
     "src/tunewright/devices/native/table.py": BEING_REWRITTEN,
     "src/tunewright/devices/native/table_sizes.py": BEING_REWRITTEN,
-    "src/tunewright/runtime/frame.py": BEING_REWRITTEN,
+    "src/tunewright/runtime/requests/frame.py": BEING_REWRITTEN,
 }
 #: docs/contributing/style.md quotes what it advises against
 QUOTES = ("docs/contributing/style.md",)

@@ -9,11 +9,11 @@ import json
 import sys
 from pathlib import Path
 
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.shared import SharedDatabase
+from tunewright.knowledge.sqlite import SqliteDatabase
+from tunewright.knowledge.system import write_lines
 from tunewright.testing.database import answers, random_records
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.shared import SharedDatabase
-from tunewright.tuning.sqlite import SqliteDatabase
-from tunewright.tuning.system import write_lines
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tunewright.knowledge.open_databases import open_path
 from tunewright.testing.database import answers, random_records
-from tunewright.tuning.places import open_path
 
 FORMATS = sorted(path.parent for path in Path(__file__).parent.glob("*/expected.json"))
 

@@ -14,7 +14,7 @@ from conformance import (
 )
 
 if TYPE_CHECKING:
-    from tunewright.devices.cuda import CudaDevice
+    from tunewright.devices.cuda.device import CudaDevice
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,7 +30,7 @@ def watched() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def device() -> Iterator[CudaDevice]:
     """In Triton's interpreter, or on a GPU: see interpreter.py."""
-    from tunewright.devices.cuda import CudaDevice
+    from tunewright.devices.cuda.device import CudaDevice
 
     with interpreter.repaired():
         yield CudaDevice("GPU.0", raw=interpreter.RAW)

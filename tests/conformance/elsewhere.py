@@ -13,7 +13,7 @@ import numpy as np
 
 from tunewright.devices.base import address
 from tunewright.devices.c_device import CLaunch, CQueue
-from tunewright.devices.native import steps
+from tunewright.devices.native import table_format
 
 _PARAMETERS = re.compile(r"^static void (\w+)_item\(const int g0 UNUSED, .*?g2 UNUSED(?:, )?(.*)\) \{$", re.MULTILINE)
 
@@ -75,7 +75,8 @@ class Elsewhere(CLaunch):
             regions[-1].data = _bytes_at(regions[-1].begin, ends - regions[-1].begin)
             where[at] = Word(begin - regions[-1].begin, len(regions) - 1)
         words = [
-            where[at] if at in where else Word(steps.number(self.arguments[at])) for at in range(len(self.arguments))
+            where[at] if at in where else Word(table_format.number(self.arguments[at]))
+            for at in range(len(self.arguments))
         ]
         self.run(regions, words)
 

@@ -24,9 +24,9 @@ from conformance.elsewhere import Elsewhere, ImmediateQueue, Region, Word
 from tunewright.devices.base import Queue
 from tunewright.devices.c_device import NOTHING, CDevice, CQueue
 from tunewright.devices.native.device import NativeDevice
-from tunewright.devices.native.objects import Loaded
+from tunewright.devices.native.objects import SharedObject
 from tunewright.devices.native.processor import find_compiler
-from tunewright.devices.native.programs import Program
+from tunewright.devices.native.programs import LoadedProgram
 
 #: bytes that cannot be accessed, on either side of a buffer
 FAR = 1 << 20
@@ -59,7 +59,7 @@ class GuardedDevice(CDevice):
     def queue(self) -> ImmediateQueue:
         return ImmediateQueue()
 
-    def build(self, source: str) -> tuple[str, Program]:
+    def build(self, source: str) -> tuple[str, LoadedProgram]:
         return source, self._programs.build(source)
 
     def begin_build(self, sources: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ class SanitisedDevice(GuardedDevice):
 
 
 class GuardedLaunch(Elsewhere):
-    def __init__(self, queue: CQueue, name: str, source: str, grid: Sequence[int], program: Program) -> None:
+    def __init__(self, queue: CQueue, name: str, source: str, grid: Sequence[int], program: LoadedProgram) -> None:
         super().__init__(queue, name, source, grid)
         self.entry = program.entry(name)
 
@@ -134,10 +134,10 @@ class Area:
 
 
 @cache
-def _runner() -> Loaded:
+def _runner() -> SharedObject:
     compiler = find_compiler()
     assert compiler is not None
     text = Path(__file__).with_suffix(".c").read_text("utf-8")
-    loaded = Loaded(compiler.build(text, ["-Wall", "-Wextra", "-Werror"], "run_caught"), "run_caught")
+    loaded = SharedObject(compiler.build(text, ["-Wall", "-Wextra", "-Werror"], "run_caught"), "run_caught")
     loaded.library.run_caught.restype = ctypes.c_int
     return loaded

@@ -11,23 +11,40 @@ from contextlib import contextmanager
 
 import pytest
 
-from tunewright.devices.native import symbols
-from tunewright.devices.native.compiler import Compiler
+from tunewright.devices.native import object_symbols
+from tunewright.devices.native.compiler import ClangCommands
 from tunewright.devices.native.device import NativeDevice
 from tunewright.devices.native.isa import Level
 from tunewright.devices.native.processor import find_compiler
-from tunewright.devices.native.programs import Program, Programs, is_opencl_c
+from tunewright.devices.native.programs import LoadedProgram, NativePrograms, is_opencl_c
 
 #: what is no mistake, with the reason
-EXCEPTIONS: dict[str, str] = {
-}
+EXCEPTIONS: dict[str, str] = {}
 WARNINGS = ("-Wall", "-Wextra", "-Werror", *(f"-Wno-{name}" for name in EXCEPTIONS))
 
 #: of double precision alone; single precision is plain arithmetic, but for what is left of a division
 MATHEMATICS = frozenset(
     [
-        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "fmod", "fmodf",
-        "log", "log1p", "pow", "sin", "sinh", "tan", "tanh",
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+        "cos",
+        "cosh",
+        "erf",
+        "exp",
+        "expm1",
+        "fmod",
+        "fmodf",
+        "log",
+        "log1p",
+        "pow",
+        "sin",
+        "sinh",
+        "tan",
+        "tanh",
     ]
 )
 #: what is an instruction only from SSE4.1 on
@@ -38,22 +55,22 @@ ROUNDING = frozenset(
 MEMORY = frozenset({"memcpy", "memmove", "memset"})
 
 
-class Warned(Compiler):
+class Warned(ClangCommands):
     """Lets the compiler warn."""
 
     @staticmethod
-    def of(compiler: Compiler) -> Warned:
+    def of(compiler: ClangCommands) -> Warned:
         return Warned(**{field.name: getattr(compiler, field.name) for field in dataclasses.fields(compiler)})
 
     def build(self, text: str, flags: Sequence[str], label: str = "kernel", entry: str = "") -> bytes:
         return super().build(text, [flag for flag in flags if flag != "-w"], label, entry)
 
 
-def programs(level: Level, named: str, more: Sequence[str]) -> Programs:
+def programs(level: Level, named: str, more: Sequence[str]) -> NativePrograms:
     """As a device has them, compiled with more flags, and with warnings."""
     compiler = find_compiler(named)
     assert compiler is not None
-    return Programs([*level.flags, *more], Warned.of(compiler), f"CPU {level.title}")
+    return NativePrograms([*level.flags, *more], Warned.of(compiler), f"CPU {level.title}")
 
 
 class StrictDevice(NativeDevice):
@@ -74,10 +91,10 @@ def watched() -> Iterator[None]:
     """Kernels of the CPU device that need more of others than mathematics are a mistake."""
     build = NativeDevice.build
 
-    def checked(self: NativeDevice, source: str) -> Program:
+    def checked(self: NativeDevice, source: str) -> LoadedProgram:
         program = build(self, source)
         known = MATHEMATICS | MEMORY | (ROUNDING if self.level.name == "x86-64" else frozenset())
-        wanting = set() if is_opencl_c(source) else set(symbols.undefined(program.binary)) - known
+        wanting = set() if is_opencl_c(source) else set(object_symbols.undefined(program.binary)) - known
         assert not wanting, f"{', '.join(sorted(wanting))}: what kernels call must be in their own text"
         return program
 

@@ -19,7 +19,7 @@ from tunewright.devices.c_device import CDevice
 from tunewright.devices.native import isa
 from tunewright.devices.native.compiler import FLAGS, find
 from tunewright.solvers.base import Config, Problem, Solver
-from tunewright.solvers.opencl.base import CKernel
+from tunewright.solvers.c.source.base import CKernel
 from tunewright.testing import kernelcheck
 
 PREFIX = "CPU.SYNTAX."

@@ -16,11 +16,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from tunewright import AsyncInferQueue, Core
 from tunewright.devices.base import address
-from tunewright.devices.cuda import CudaDevice, CudaQueue
+from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.ir.types import TensorType
-from tunewright.plugins import batch_tune, single, streams
-from tunewright.runtime.batch import BatchModel
-from tunewright.runtime.request import DeviceModel
+from tunewright.plugins import single
+from tunewright.plugins.batching import batch_tune, streams
+from tunewright.runtime.requests.request import DeviceModel
+from tunewright.runtime.several.batch import BatchModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 COUNT = 10

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tunewright.knowledge.database import Database, MemoryDatabase
+from tunewright.knowledge.record import AnyRecord
+from tunewright.knowledge.shared import SharedDatabase
+from tunewright.knowledge.sqlite import SqliteDatabase
+from tunewright.knowledge.system import SystemDatabase, write_lines
 from tunewright.testing import database as suite
-from tunewright.tuning.database import Database, MemoryDatabase
-from tunewright.tuning.record import AnyRecord
-from tunewright.tuning.shared import SharedDatabase
-from tunewright.tuning.sqlite import SqliteDatabase
-from tunewright.tuning.system import SystemDatabase, write_lines
 
 
 class Memory(suite.Place):

@@ -12,7 +12,7 @@ import pytest
 import opencl_runtime
 from conformance import interpreter
 from tunewright.devices.base import Device, Queue
-from tunewright.devices.executable import Call, Kernel, Part
+from tunewright.devices.executable import HostCall, Kernel, Part
 from tunewright.devices.host import HostDevice
 from tunewright.devices.reports import KernelError
 from tunewright.ir.types import DType, TensorType
@@ -27,6 +27,7 @@ def devices() -> Iterator[Any]:
     yield pytest.param(lambda: open_device("CPU"), id="CPU")
     yield pytest.param(HostDevice, id="host")
     for id, shares in (("OpenCL", True), ("OpenCL apart", False)):
+
         def made(shares: bool = shares) -> Device:
             return opencl_runtime.device(shares_memory=shares)
 
@@ -36,7 +37,7 @@ def devices() -> Iterator[Any]:
 
 
 def _cuda() -> Device:
-    from tunewright.devices.cuda import CudaDevice
+    from tunewright.devices.cuda.device import CudaDevice
 
     return CudaDevice("GPU.0", raw=interpreter.RAW)
 
@@ -95,7 +96,7 @@ def test_tensors_that_stay(device: Device) -> None:
 def test_tensors_of_an_inference(device: Device) -> None:
     """Input and result come with each call."""
     queue, part = device.queue(), Part(kernel(device, "Neg"), (4,), (2,))
-    executable = device.link([part]) if links(device) else Call(part)
+    executable = device.link([part]) if links(device) else HostCall(part)
     bound = executable.bind(queue, [None] * 5)
     for seed in range(3):
         values = {4: memory(device, queue, floats(seed)), 2: memory(device, queue)}
@@ -105,7 +106,7 @@ def test_tensors_of_an_inference(device: Device) -> None:
 
 def test_addresses_do_as_well(device: Device) -> None:
     part = Part(kernel(device, "Neg"), (0,), (1,))
-    executable = device.link([part]) if links(device) else Call(part)
+    executable = device.link([part]) if links(device) else HostCall(part)
     assert executable.takes_addresses == (device.family == "native")
     if executable.takes_addresses:
         x, y = floats(1), np.empty(TYPE.dims, np.float32)
@@ -172,7 +173,7 @@ def test_a_reference_makes_its_results(device: Device) -> None:
     """A kernel of the host among those of a device, with memory for its result or without."""
     queue, problem = device.queue(), Problem("Neg", (TYPE,), (TYPE,), {}, constant=(False,))
     asked: list[int] = []
-    call = Call(Part(HostKernel(problem), (0,), (1,)), True, not device.shares_memory, lambda ins: asked.append(1))
+    call = HostCall(Part(HostKernel(problem), (0,), (1,)), True, not device.shares_memory, lambda ins: asked.append(1))
     planned = memory(device, queue)
     call.bind(queue, [memory(device, queue, floats(2)), planned]).invoke({})
     np.testing.assert_array_equal(queue.fetch([planned])[0], -floats(2))

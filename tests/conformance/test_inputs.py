@@ -15,20 +15,20 @@ import pytest
 from tunewright.devices.host import HostQueue
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, Layout, TensorType, blocked
+from tunewright.measure import random_inputs
+from tunewright.measure.judge import physical
+from tunewright.measure.local import LocalMeasurer
 from tunewright.ops import lookup
 from tunewright.ops.base import Operand
-from tunewright.ops.conv_pair import PAIR, joined
-from tunewright.ops.counted import PLAIN_OP
-from tunewright.ops.fused import REORDER, to_plain
+from tunewright.ops.internal.conv_pair import PAIR, joined
+from tunewright.ops.internal.reorder import REORDER, to_plain
+from tunewright.ops.internal.row_counts import PLAIN_OP
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.solvers.base import Problem, Solver, is_value, solvers
+from tunewright.solvers.c.source import dot
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.solvers.opencl import dot
 from tunewright.testing.kernelcheck import Case
-from tunewright.tuning import inputs
-from tunewright.tuning.bench import Local
-from tunewright.tuning.judge import physical
 
 MS, OV = "com.microsoft::", "org.openvinotoolkit::"
 KINDS = ("random", "edge", "tame")
@@ -191,7 +191,7 @@ def takers(problem: Problem) -> list[Solver]:
 def check_inputs(problem: Problem, seed: int) -> None:
     """They are of the right types, the same for the same seed, and the reference takes random and tame ones."""
     for kind in KINDS:
-        made, again = (inputs.make(problem, np.random.default_rng(seed), kind) for _ in range(2))
+        made, again = (random_inputs.make(problem, np.random.default_rng(seed), kind) for _ in range(2))
         for i, (array, twin, type) in enumerate(zip(made, again, problem.inputs, strict=True)):
             if type is None:
                 assert array is None
@@ -208,7 +208,7 @@ def check_inputs(problem: Problem, seed: int) -> None:
                 assert np.isfinite(plain).all(), (problem.key(), kind)
 
 
-def check_defaults(local: Local, problem: Problem, only: Sequence[Solver]) -> None:
+def check_defaults(local: LocalMeasurer, problem: Problem, only: Sequence[Solver]) -> None:
     assert local.pose(problem, 1, "warm") is None, problem.key()
     assert len(local.judge.cases) == 2
     for solver in only:
@@ -231,7 +231,7 @@ def test_the_default_of_every_family_passes(family: str) -> None:
     solver = next(s for s in FAMILIES if s.id == family)
     if family in QUADS and not dot.has_dot4(DEVICE.target):
         pytest.skip("this processor has no such instruction: pairs serve it")
-    with Local(DEVICE) as local:
+    with LocalMeasurer(DEVICE) as local:
         for op in sorted(solver.ops or ()):
             problem = next((p for p in problems(op) if solver in takers(p)), None)
             if problem is not None:
@@ -245,7 +245,7 @@ def test_rows_that_data_selects_are_not_measured(solver: Solver) -> None:
     (op,) = solver.ops or ()
     found = [problem for problem in problems(op) if solver.why_not(problem, DEVICE.target) is None]
     assert found
-    with Local(DEVICE) as local:
+    with LocalMeasurer(DEVICE) as local:
         for problem in found:
             assert "makes as many rows as its inputs say" in str(local.pose(problem, 1, "warm"))
 
@@ -253,7 +253,7 @@ def test_rows_that_data_selects_are_not_measured(solver: Solver) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("op", OPS)
 def test_the_defaults_of_every_problem_pass(op: str) -> None:
-    with Local(DEVICE) as local:
+    with LocalMeasurer(DEVICE) as local:
         for problem in problems(op):
             if takers(problem):
                 check_defaults(local, problem, takers(problem))

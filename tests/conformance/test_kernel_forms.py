@@ -17,8 +17,8 @@ from tunewright.devices.native.device import NativeDevice
 from tunewright.devices.native.processor import processor
 from tunewright.errors import ExecutionError
 from tunewright.ir.types import DType
-from tunewright.solvers.opencl.base import CKernel
-from tunewright.solvers.opencl.emit import Call, In, Out, Source
+from tunewright.solvers.c.source.base import CKernel
+from tunewright.solvers.c.source.emit import EmittedLaunch, In, Out, Source
 from tunewright.testing.kernelcheck import Case
 
 LEVELS = [level.name.upper() for levels in isa.LEVELS.values() for level in levels]
@@ -61,7 +61,7 @@ def test_all_kernels(device: str, level: str, group: int) -> None:
     again.run(again.KERNELS[group::GROUPS], device, level=level, least=300)
 
 
-def kernel(text: str, count: int = 100) -> Call:
+def kernel(text: str, count: int = 100) -> EmittedLaunch:
     """Of two buffers of so many numbers, x and y."""
     source = Source("kernel")
     source.buffer("x", DType.INT32, In(0))

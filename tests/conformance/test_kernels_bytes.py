@@ -15,7 +15,8 @@ from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, Layout, blocked
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
-from tunewright.solvers.opencl import conv_bytes, dot
+from tunewright.solvers.c.convolution import conv_bytes
+from tunewright.solvers.c.source import dot
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(0)

@@ -12,8 +12,8 @@ from tunewright.ir.graph import Fused
 from tunewright.ir.types import Layout, TensorType, blocked
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Problem
-from tunewright.solvers.opencl import conv_depthwise, conv_plain
-from tunewright.solvers.opencl.window import Window
+from tunewright.solvers.c.convolution import conv_depthwise, conv_plain
+from tunewright.solvers.c.source.window import Window
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(0)

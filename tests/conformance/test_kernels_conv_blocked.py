@@ -166,7 +166,7 @@ def test_a_kernel_wrong_by_one_per_cent_fails(wrong: float) -> None:
 
 def check_reference(case: Case) -> np.ndarray:
     """What the reference makes, as it lies in the output's layout."""
-    from tunewright.ops.fused import from_plain
+    from tunewright.ops.internal.reorder import from_plain
     from tunewright.solvers.host.reference import HostKernel
 
     problem = case.problem()

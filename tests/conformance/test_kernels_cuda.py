@@ -10,8 +10,8 @@ import pytest
 from conformance.cuda_cases import Made, solver
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN
+from tunewright.measure.judge import Guarded
 from tunewright.testing.kernelcheck import Case, check
-from tunewright.tuning.judge import Guarded
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
@@ -179,8 +179,10 @@ def test_networks(network, precision, device, tmp_path):
     from tunewright.settings import Settings
     from tunewright.testing import models
 
-    made = models.transformer(layers=1, hidden=32, heads=4, length=9) if network == "transformer" else models.resnet(
-        width=8, size=32
+    made = (
+        models.transformer(layers=1, hidden=32, heads=4, length=9)
+        if network == "transformer"
+        else models.resnet(width=8, size=32)
     )
     onnx.save(made, tmp_path / "model.onnx")
     model = Core().read_model(tmp_path / "model.onnx")

@@ -14,7 +14,7 @@ from conformance.cuda_cases import Made
 from tunewright.core import Core
 from tunewright.ir.graph import Fused
 from tunewright.ops import lookup
-from tunewright.ops.strided import STRIDED
+from tunewright.ops.internal.strided_attention import STRIDED
 from tunewright.plugins.single import SingleDevice
 from tunewright.solvers.base import solvers
 from tunewright.solvers.host.reference import HostKernel
@@ -24,7 +24,7 @@ from tunewright.testing.models import transformer
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

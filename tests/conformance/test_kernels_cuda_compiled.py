@@ -25,7 +25,7 @@ from gpus import Crossed
 from tunewright.devices import kernel_cache
 from tunewright.errors import ExecutionError
 from tunewright.solvers.base import solvers
-from tunewright.solvers.triton.compile_many import build_all
+from tunewright.solvers.triton.source.compile_many import build_all
 from tunewright.testing.kernelcheck import Case, candidates
 
 cases = {}

@@ -17,7 +17,7 @@ from tunewright.testing.kernelcheck import Case, check
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 RNG = Made().rng

@@ -10,13 +10,13 @@ import pytest
 from conformance.cuda_cases import Made
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN
-from tunewright.ops.fused import REORDER
+from tunewright.ops.internal.reorder import REORDER
 from tunewright.testing.kernelcheck import Case, check
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 from tunewright.solvers.base import solvers
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.

@@ -17,15 +17,15 @@ from conformance.interpreter import ON_GPU
 from tunewright.core import Core
 from tunewright.ir.types import NHWC, PLAIN, DType
 from tunewright.ops import lookup
-from tunewright.ops.pieces import PIECES, Part, Read, Step, parts, text
-from tunewright.ops.pixels import PIXELS
+from tunewright.ops.internal.pieces import PIECES, Piece, PieceStep, Read, parts, text
+from tunewright.ops.internal.pixels import PIXELS
 from tunewright.plugins.single import SingleDevice
 from tunewright.testing.kernelcheck import Case, check
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -41,7 +41,7 @@ def sample() -> Case:
     return Case(PIECES, only.inputs, only.attrs)
 
 
-def of_image(*boxes: Part, dims: tuple[int, ...], first: Any = NHWC, result: Any = PLAIN) -> Case:
+def of_image(*boxes: Piece, dims: tuple[int, ...], first: Any = NHWC, result: Any = PLAIN) -> Case:
     attrs = {"dims": dims, "dtype": DType.FLOAT16.onnx_code, "parts": text(boxes)}
     return Case(PIECES, [normal(2, 6, 4, 5, dtype=np.float16)], attrs, layouts=(first, result))
 
@@ -50,13 +50,13 @@ def of_image(*boxes: Part, dims: tuple[int, ...], first: Any = NHWC, result: Any
 TURNED = Read(0, 0, (((2, 120),), ((2, 60),), ((4, 5),), ((5, 1),), ((3, 20),)))
 #: pixels in one row, twice each; channels 1 to 4
 ROWS = Read(0, 20, (((2, 120),), ((4, 20),), ((20, 1), (2, 0))))
-SIGMOID = (Step("Sigmoid", (0,), DType.FLOAT16, {}),)
+SIGMOID = (PieceStep("Sigmoid", (0,), DType.FLOAT16, {}),)
 BOXES = {
     "sample": sample(),
-    "turned": of_image(Part((0,) * 5, (2, 2, 4, 5, 3), (TURNED,), SIGMOID), dims=(2, 2, 4, 5, 3)),
-    "turned, plain": of_image(Part((0,) * 5, (2, 2, 4, 5, 3), (TURNED,)), dims=(2, 2, 4, 5, 3), first=PLAIN),
-    "rows": of_image(Part((0,) * 3, (2, 4, 40), (ROWS,)), dims=(2, 4, 40)),
-    "rows to channels last": of_image(Part((0,) * 3, (2, 4, 40), (ROWS,), SIGMOID), dims=(2, 4, 40), result=NHWC),
+    "turned": of_image(Piece((0,) * 5, (2, 2, 4, 5, 3), (TURNED,), SIGMOID), dims=(2, 2, 4, 5, 3)),
+    "turned, plain": of_image(Piece((0,) * 5, (2, 2, 4, 5, 3), (TURNED,)), dims=(2, 2, 4, 5, 3), first=PLAIN),
+    "rows": of_image(Piece((0,) * 3, (2, 4, 40), (ROWS,)), dims=(2, 4, 40)),
+    "rows to channels last": of_image(Piece((0,) * 3, (2, 4, 40), (ROWS,), SIGMOID), dims=(2, 4, 40), result=NHWC),
 }
 
 
@@ -67,13 +67,13 @@ def test_boxes(name: str, device: CudaDevice) -> None:
 
 def test_what_is_not_along_axes_is_refused(device: CudaDevice) -> None:
     across = Read(0, 3, (((2, 120),), ((4, 1),)))  # from one row of pixels into the next
-    case = of_image(Part((0, 0), (2, 4), (across,)), dims=(2, 4))
+    case = of_image(Piece((0, 0), (2, 4), (across,)), dims=(2, 4))
     assert "nobody solves" in check(case, "triton.pieces", device=device)[0]
     assert parts(case.attrs)[0].reads == (across,)
     beyond = Read(0, 239, (((2, 1),),))
     with pytest.raises(ValueError, match="239 to 240 are read of 240"):
         lookup(PIECES).reference(  # type: ignore[union-attr]
-            [normal(2, 6, 4, 5)], {"dims": (2,), "dtype": 1, "parts": text([Part((0,), (2,), (beyond,))])}, 1
+            [normal(2, 6, 4, 5)], {"dims": (2,), "dtype": 1, "parts": text([Piece((0,), (2,), (beyond,))])}, 1
         )
 
 

@@ -17,10 +17,10 @@ from tunewright.testing.kernelcheck import Case, check, run_one
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.solvers.triton.product_cost import Gpu, best, possible
-from tunewright.solvers.triton.product_shape import Shape
+from tunewright.solvers.triton.product.product_cost import Gpu, best, possible
+from tunewright.solvers.triton.product.product_shape import ProductShape
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -84,7 +84,7 @@ def test_what_lies_beside_a_window_has_no_part_in_it(fold, align, split, device)
 
 
 def physical(case, problem):
-    from tunewright.tuning.judge import physical
+    from tunewright.measure.judge import physical
 
     return physical(problem, case.inputs)
 
@@ -274,8 +274,8 @@ def test_every_shape_has_a_default(units: int) -> None:
         rows, depth, columns = (int(2 ** draw.uniform(0, top)) for top in (15, 12, 15))
         kernel = int(draw.choice([1, 1, 3, 7]))
         side = int(2 ** draw.uniform(2, 8))
-        shapes = [Shape(1, 1, rows, depth, 1, rows, columns)]
-        shapes += [Shape(1, side, side, depth, side, side, columns, (kernel,) * 2, padded=kernel > 1)]
+        shapes = [ProductShape(1, 1, rows, depth, 1, rows, columns)]
+        shapes += [ProductShape(1, side, side, depth, side, side, columns, (kernel,) * 2, padded=kernel > 1)]
         for shape in shapes:
             for dtype in (DType.FLOAT16, DType.FLOAT32):
                 config, seconds = best(shape, gpu, dtype)

@@ -16,7 +16,7 @@ from tunewright.testing.kernelcheck import Case, check
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

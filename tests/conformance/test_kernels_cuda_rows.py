@@ -11,16 +11,16 @@ import pytest
 from conformance.cuda_cases import Made, solver
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN
+from tunewright.measure.judge import physical
 from tunewright.solvers.base import solvers
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.testing.kernelcheck import Case, check, run_one
-from tunewright.tuning.judge import physical
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from tunewright.devices.base import Target
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = [

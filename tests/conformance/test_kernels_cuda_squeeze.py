@@ -11,13 +11,13 @@ import pytest
 from conformance.cuda_cases import Made
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN, Layout
-from tunewright.ops.excite import EXCITE
+from tunewright.ops.internal.squeeze_excite import EXCITE
 from tunewright.testing.kernelcheck import Case, check
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -13,11 +13,11 @@ from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, DType, Layout, TensorType, blocked
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Config, Problem
+from tunewright.solvers.c.source import epilogue
+from tunewright.solvers.c.source.base import CSolver, tensor
+from tunewright.solvers.c.source.emit import COMPUTE, EmittedLaunch, In, Out, Source
+from tunewright.solvers.epilogue_types import main_type
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.solvers.opencl import epilogue
-from tunewright.solvers.opencl.base import CSolver, tensor
-from tunewright.solvers.opencl.emit import COMPUTE, Call, In, Out, Source
-from tunewright.solvers.steps import main_type
 from tunewright.testing.kernelcheck import Case, _physical, run_one
 
 RNG = np.random.default_rng(1)
@@ -42,7 +42,7 @@ class Tiles(CSolver):
     def refuse(self, problem: Problem, target: Target) -> str | None:
         return epilogue.why_not(problem)
 
-    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[EmittedLaunch]:
         x, out = tensor(problem.inputs[0]), tensor(problem.outputs[0])
         source = Source("tiles", self.specialise)
         source.buffer("x", x.dtype, In(0))

@@ -13,7 +13,7 @@ from launches import run_call
 from tunewright.devices.c_device import CDevice
 from tunewright.ir.types import DType
 from tunewright.plugins.single import open_device
-from tunewright.solvers.opencl.emit import In, Out, Source
+from tunewright.solvers.c.source.emit import In, Out, Source
 
 Reference = Callable[[Any], Any]
 FAR = 1e30

@@ -14,8 +14,8 @@ from launches import run_call
 from tunewright.devices.c_device import CDevice
 from tunewright.ir.types import DType
 from tunewright.plugins.single import open_device
-from tunewright.solvers.opencl.emit import In, Out, Source
-from tunewright.solvers.opencl.prelude import CONVERSIONS
+from tunewright.solvers.c.source.emit import In, Out, Source
+from tunewright.solvers.c.source.prelude import CONVERSIONS
 
 #: the plain form by another name, whatever the processor has
 PLAIN = "#undef WITH_F16\n" + re.sub(r"\b(b?)f16_", r"\1plain_", CONVERSIONS)

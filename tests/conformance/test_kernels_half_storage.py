@@ -15,7 +15,7 @@ from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, blocked
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
-from tunewright.solvers.opencl.matmul import FEW_ROWS
+from tunewright.solvers.c.product.matmul import FEW_ROWS
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tunewright.ir.types import PLAIN, DType, Layout, TensorType, blocked
-from tunewright.ops.fused import from_plain, moves_nothing
+from tunewright.ops.internal.reorder import from_plain, moves_nothing
 from tunewright.plugins.single import open_device
 from tunewright.testing.kernelcheck import Case, check
 

@@ -16,8 +16,8 @@ import pytest
 
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, DType, TensorType, blocked
-from tunewright.ops.fused import from_plain
-from tunewright.ops.ov_common import name
+from tunewright.ops.internal.reorder import from_plain
+from tunewright.ops.openvino.common import name
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Problem, Solver, solvers
 from tunewright.solvers.host.reference import HostKernel

@@ -9,7 +9,7 @@ import pytest
 
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, Layout, blocked
-from tunewright.ops.conv_pair import MAIN, PAIR, joined
+from tunewright.ops.internal.conv_pair import MAIN, PAIR, joined
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
 from tunewright.testing.kernelcheck import Case, check

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from conformance.short_form import every_other
-from tunewright.ops import ms_lstm
+from tunewright.ops.microsoft import lstm
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
+from tunewright.solvers.c.source import dot
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.solvers.opencl import dot
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(1)
@@ -66,7 +66,7 @@ def make(
 
 def nearest_tie(case: Case) -> float:
     """How near a state that is computed comes to the middle between the two integers that it could be quantised to."""
-    found, quantize = [1.0], ms_lstm.dynamic_quantize
+    found, quantize = [1.0], lstm.dynamic_quantize
     given = [] if case.inputs[5] is None else list(case.inputs[5])
 
     def noted(x: np.ndarray[Any, Any]) -> Any:
@@ -77,7 +77,7 @@ def nearest_tie(case: Case) -> float:
         return quantised, scale, zero
 
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
-        patched.setattr(ms_lstm, "dynamic_quantize", noted)
+        patched.setattr(lstm, "dynamic_quantize", noted)
         HostKernel(case.problem()).run(open_device("CPU.HOST").queue(), case.inputs, [None] * case.outputs)
     return np.nanmin(found)
 

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 import tunewright
 from conformance.short_form import every_other
 from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType, blocked
-from tunewright.ops.fused import REORDER, from_plain
+from tunewright.ops.internal.reorder import REORDER, from_plain
 from tunewright.ops.tolerance import compare
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Problem, solvers

@@ -14,17 +14,17 @@ from tunewright.devices.c_device import CDevice
 from tunewright.devices.executable import Part
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, TensorType, blocked
-from tunewright.ops.fused import from_plain, to_plain
+from tunewright.measure.judge import Judge, examine, pack, physical
+from tunewright.ops.internal.reorder import from_plain, to_plain
 from tunewright.ops.tolerance import compare
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Config, Problem, Solver, solvers
+from tunewright.solvers.c.convolution import conv_winograd
+from tunewright.solvers.c.convolution.conv_winograd import MOST_SCRATCH, SURELY, WinogradSizes, scratch_bytes, speedup
+from tunewright.solvers.c.source.base import CKernel, CSolver
+from tunewright.solvers.c.source.emit import EmittedLaunch
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.solvers.opencl import conv_winograd
-from tunewright.solvers.opencl.base import CKernel, CSolver
-from tunewright.solvers.opencl.conv_winograd import MOST_SCRATCH, SURELY, Sizes, scratch_bytes, speedup
-from tunewright.solvers.opencl.emit import Call
 from tunewright.testing.kernelcheck import Case, check, run_one
-from tunewright.tuning.judge import Judge, examine, pack, physical
 
 RNG = np.random.default_rng(0)
 DEVICE = open_device("CPU")
@@ -64,7 +64,7 @@ def test_units_keep_their_memory() -> None:
     """A unit has one work-item of the fused form, and finds its memory in its own cache (records of what ships say
     four). The other form has no memory to keep."""
     problem = conv((1, 16, 55, 55), 64).problem()
-    items = [Sizes.of(problem, config(problem, 4, form), TARGET).items for form in ("fused", "split")]
+    items = [WinogradSizes.of(problem, config(problem, 4, form), TARGET).items for form in ("fused", "split")]
     assert items[0] == TARGET.units < items[1]
 
 
@@ -175,7 +175,7 @@ class Faulty(conv_winograd.ConvWinograd):
         super().__init__()
         self.right, self.wrong = right, wrong
 
-    def calls(self, problem: Problem, config: Config, target: Any) -> list[Call]:
+    def calls(self, problem: Problem, config: Config, target: Any) -> list[EmittedLaunch]:
         calls = super().calls(problem, config, target)
         assert any(self.right in call.text for call in calls)
         return [replace(c, head=self.spoil(c.head), body=self.spoil(c.body)) for c in calls]

@@ -6,7 +6,7 @@ from onnx import parser
 
 import tunewright
 from tunewright.plugins.single import open_device
-from tunewright.runtime.late import LateKernel
+from tunewright.runtime.plans.deferred_kernels import LateKernel
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 

@@ -118,7 +118,7 @@ def test_results_with_more_digits_are_nearer() -> None:
     """A causal attention in halves, against double precision: no farther off than what the suite expects."""
     (name,) = ROUNDED_BETWEEN_NODES
     (case,) = (t for t in load_node_model_tests() if f"{t.name}_cpu" == name)
-    (inputs, (expected,)), = case.data_sets
+    ((inputs, (expected,)),) = case.data_sets
     q, k, v = (np.asarray(array, np.float64) for array in inputs[:3])
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     weights = np.exp(np.where(np.triu(np.ones(scores.shape[-2:], bool), 1), -np.inf, scores))

@@ -16,8 +16,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 import torch
 
 from tunewright import Core, DeviceError, InputError, RemoteContext, RemoteTensor
-from tunewright.devices import cuda
-from tunewright.devices.cuda import CudaArray, _stream_handle
+from tunewright.devices.cuda import device as cuda
+from tunewright.devices.cuda.device import CudaArray, _stream_handle
 from tunewright.plugins.single import SingleDevice
 from tunewright.settings import Settings
 

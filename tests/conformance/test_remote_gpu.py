@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import torch
 
 from tunewright import Core
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 from tunewright.plugins.single import SingleDevice
 from tunewright.settings import Settings
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tunewright.knowledge.record import from_line, to_line
+from tunewright.measure.local import LocalMeasurer
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Solver, solvers
 from tunewright.testing.kernelcheck import Case
-from tunewright.tuning.bench import Local
-from tunewright.tuning.record import from_line, to_line
 from tunewright.tuning.session import tune
 
 DEVICE = open_device("CPU")
@@ -47,7 +47,7 @@ def changes(count: int, seconds: float) -> int:
     """How often a twin replaces the default."""
     pair = [OFFERED[0], Twin()]
     changed = 0
-    with Local(DEVICE, pair) as measurer:
+    with LocalMeasurer(DEVICE, pair) as measurer:
         for seed in range(count):
             found = tune(
                 PROBLEM, DEVICE.target, DEFAULT, pair, measurer, strategy=lambda solver: None, seconds=seconds,
@@ -68,7 +68,7 @@ def test_a_twin_does_not_replace_the_default_in_200_sessions():
 
 
 def test_the_records_of_a_session_can_be_read():
-    with Local(DEVICE) as measurer:
+    with LocalMeasurer(DEVICE) as measurer:
         found = tune(PROBLEM, DEVICE.target, DEFAULT, OFFERED, measurer, strategy="auto", seconds=2.0)
     assert found.attempted >= 1 and found.records, found.reason
     for record in found.records:

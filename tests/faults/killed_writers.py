@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tunewright.knowledge.database import Database
+from tunewright.knowledge.record import Measurement
+from tunewright.knowledge.shared import SharedDatabase
+from tunewright.knowledge.sqlite import SqliteDatabase
 from tunewright.testing.database import random_fault, random_measurement, random_survey
-from tunewright.tuning.database import Database
-from tunewright.tuning.record import Measurement
-from tunewright.tuning.shared import SharedDatabase
-from tunewright.tuning.sqlite import SqliteDatabase
 
 WRITERS, HOSTS = 8, 4
 T = TypeVar("T")

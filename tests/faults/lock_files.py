@@ -16,10 +16,10 @@ from typing import Any
 from faults.tuning_files import SOLVERS, TREES, problem, target
 from tunewright.devices.base import Target
 from tunewright.errors import InputError, LockError
+from tunewright.knowledge.key import Where, source_digest
 from tunewright.search.space import Config
 from tunewright.solvers.base import Problem, Solver, solvers
-from tunewright.tuning.key import Where, source_digest
-from tunewright.tuning.lockfile import Entry, Locked, LockFile
+from tunewright.tuning.lockfile import Locked, LockedKernel, LockFile
 
 COUNT = 8
 
@@ -40,7 +40,7 @@ def posed() -> tuple[tuple[Problem, Target, Solver, Config], ...]:
 
 def write(path: Path) -> None:
     for i, (one, where, solver, config) in enumerate(posed()):
-        entry = Entry.of(one, where, solver, config, [f"node {i}", "another"], "user knowledge base", 1.25)
+        entry = LockedKernel.of(one, where, solver, config, [f"node {i}", "another"], "user knowledge base", 1.25)
         LockFile(path).add(Where.of(where), "PERFORMANCE", {one.key(): entry})
 
 
@@ -129,7 +129,7 @@ class Handler:
     def _extend(self) -> None:
         """One more problem."""
         one, where, solver, config = posed()[0]
-        entry = Entry.of(one, where, solver, config, [], "default", None)
+        entry = LockedKernel.of(one, where, solver, config, [], "default", None)
         LockFile(self.path).add(Where.of(where), "PERFORMANCE", {"another problem": entry})
 
     def handle(self, seed: int) -> dict[str, Any]:

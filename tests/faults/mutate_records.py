@@ -18,13 +18,13 @@ from typing import Any
 
 from faults.mutate import BYTES
 from tunewright import InputError, TunewrightError
-from tunewright.solvers import serial
+from tunewright.knowledge.database import Database
+from tunewright.knowledge.record import Fault, Measurement, Survey, from_line, from_text, to_line
+from tunewright.knowledge.shared import SharedDatabase
+from tunewright.knowledge.sqlite import SqliteDatabase
+from tunewright.knowledge.system import SystemDatabase
+from tunewright.solvers import problem_json
 from tunewright.testing.database import random_records
-from tunewright.tuning.database import Database
-from tunewright.tuning.record import Fault, Measurement, Survey, from_line, from_text, to_line
-from tunewright.tuning.shared import SharedDatabase
-from tunewright.tuning.sqlite import SqliteDatabase
-from tunewright.tuning.system import SystemDatabase
 
 SEEDS = random_records(0, 40)
 VALUES: tuple[Any, ...] = (
@@ -142,7 +142,7 @@ class Handler:
         counts = {"ok": 0, "refused": 0}
         try:
             self.watching = True
-            for read in (lambda: from_line(line), lambda: self.stored(text), lambda: serial.from_json(posed)):
+            for read in (lambda: from_line(line), lambda: self.stored(text), lambda: problem_json.from_json(posed)):
                 try:
                     self.check(read())
                     counts["ok"] += 1
@@ -167,7 +167,7 @@ class Handler:
         if isinstance(found, Measurement | Fault | Survey):
             assert from_line(to_line(found)).text == found.text
         else:
-            assert serial.from_json(serial.to_json(found)).key() == found.key()
+            assert problem_json.from_json(problem_json.to_json(found)).key() == found.key()
 
     def opened(self, seed: int, line: str) -> None:
         """The mutated line among good ones, in a file that was given to us, and what a user then does."""

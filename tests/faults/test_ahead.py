@@ -16,16 +16,17 @@ from faults.workers import DEVICE, HASTY, PATIENT, PROBLEM, faulty, interpreter
 from tunewright.devices.base import Device
 from tunewright.devices.kernel_cache import KernelCache
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.record import Ratio
+from tunewright.measure import compile_pool, protocol
+from tunewright.measure.isolated import Isolated
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.settings import Settings
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem, solvers
-from tunewright.tuning import ahead, evidence, wire
-from tunewright.tuning.isolated import Isolated
-from tunewright.tuning.record import Ratio
+from tunewright.tuning import evidence
+from tunewright.tuning.keep_programs import keep_programs
 from tunewright.tuning.session import Outcome
-from tunewright.tuning.winners import keep_programs
 
 TYPE = TensorType(DType.FLOAT32, (4, 96))
 SOFTMAX = Problem("Softmax", (TYPE,), (TYPE,), {"axis": -1}, constant=(False,))
@@ -39,7 +40,7 @@ def device() -> Device:
 
 @pytest.fixture(autouse=True)
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "useful", lambda *_: 2)
+    monkeypatch.setattr(compile_pool, "useful", lambda *_: 2)
 
 
 def candidates(device: Device) -> list[tuple[str, object]]:
@@ -81,11 +82,11 @@ LOADED = """
 import json, sys
 from tunewright.devices import kernel_cache
 from tunewright.devices.kernel_cache import Gathered
-from tunewright.devices.native.compiler import Compiler
-from tunewright.tuning import wire
-from tunewright.tuning.bench import Local
-from tunewright.tuning.worker import open_device
-from tunewright.solvers import serial
+from tunewright.devices.native.compiler import ClangCommands as Compiler
+from tunewright.measure import protocol as wire
+from tunewright.measure.local import LocalMeasurer as Local
+from tunewright.measure.worker import open_device
+from tunewright.solvers import problem_json as serial
 def never(self, *arguments):
     raise AssertionError("it was compiled again")
 said = json.load(open(sys.argv[1]))
@@ -105,9 +106,9 @@ def test_what_one_process_compiled_another_loads(device: Device, tmp_path: Path)
         measurer.prepare(candidates(device))
         assert measurer.ready(first, 60.0)
         programs = measurer._ahead.take(first)
-    said = {"problem": serial.to_json(SOFTMAX), "candidates": wire.candidates_json([first])}
+    said = {"problem": problem_json.to_json(SOFTMAX), "candidates": protocol.candidates_json([first])}
     for given, wanted in ((programs, "Status.OK"), ({}, "compiled again")):
-        (tmp_path / "said.json").write_text(json.dumps({**said, "programs": wire.programs_json(given)}))
+        (tmp_path / "said.json").write_text(json.dumps({**said, "programs": protocol.programs_json(given)}))
         command = [sys.executable, "-c", LOADED, str(tmp_path / "said.json")]
         environment = {**os.environ, "TUNEWRIGHT_CACHE_DIR": ""}
         ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
@@ -116,11 +117,11 @@ def test_what_one_process_compiled_another_loads(device: Device, tmp_path: Path)
 
 KEPT = """
 import json, sys
-from tunewright.devices.native.compiler import Compiler
-from tunewright.solvers import serial
-from tunewright.tuning import wire
-from tunewright.tuning.bench import compile_candidate
-from tunewright.tuning.worker import open_device
+from tunewright.devices.native.compiler import ClangCommands as Compiler
+from tunewright.solvers import problem_json as serial
+from tunewright.measure import protocol as wire
+from tunewright.measure.local import compile_candidate
+from tunewright.measure.worker import open_device
 said, device, compiled = json.load(open(sys.argv[1])), open_device("CPU"), []
 build = Compiler.build
 Compiler.build = lambda self, text, *rest: compiled.append(text) or build(self, text, *rest)
@@ -153,7 +154,7 @@ def test_what_a_search_found_fast_is_not_compiled_again(device: Device, tmp_path
         assert measurer.pose(SOFTMAX) is None and not measurer.programs(winner), "another search has others"
     entries = KernelCache.of(settings).entries()
     assert entries and {entry.label for entry in entries} == {f"CPU {device.target.arch}"}
-    said = {"problem": serial.to_json(SOFTMAX), "candidates": wire.candidates_json([winner, loser])}
+    said = {"problem": problem_json.to_json(SOFTMAX), "candidates": protocol.candidates_json([winner, loser])}
     (tmp_path / "said.json").write_text(json.dumps(said))
     environment = {**os.environ, "TUNEWRIGHT_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-c", KEPT, str(tmp_path / "said.json")]

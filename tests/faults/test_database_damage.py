@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from tunewright.knowledge.database import Database
+from tunewright.knowledge.record import AnyRecord, Fault
+from tunewright.knowledge.shared import SharedDatabase
+from tunewright.knowledge.sqlite import PAGE_BYTES, SqliteDatabase
+from tunewright.knowledge.system import SystemDatabase, write_lines
 from tunewright.search.base import Status
 from tunewright.testing.database import random_key, random_measurement, random_problem, random_records
-from tunewright.tuning.database import Database
-from tunewright.tuning.record import AnyRecord, Fault
-from tunewright.tuning.shared import SharedDatabase
-from tunewright.tuning.sqlite import PAGE_BYTES, SqliteDatabase
-from tunewright.tuning.system import SystemDatabase, write_lines
 
 CHUNK = 20
 
@@ -229,9 +229,7 @@ def test_what_is_not_damaged_is_all_there(whole: dict[type[Database], tuple[str,
         assert asked(database) == (set(originals()), set(originals())) and not database.damage()
 
 
-def test_most_of_a_file_without_a_head_is_saved(
-    whole: dict[type[Database], tuple[str, bytes]], tmp_path: Path
-) -> None:
+def test_most_of_a_file_without_a_head_is_saved(whole: dict[type[Database], tuple[str, bytes]], tmp_path: Path) -> None:
     """SQLite reads nothing of it; records that lie on one page are found in its bytes."""
     name, data = whole[SqliteDatabase]
     (tmp_path / name).write_bytes(os.urandom(100) + data[100 : len(data) - 10_000])

@@ -12,11 +12,11 @@ import pytest
 
 from faults.tuning_files import TREES
 from tunewright.errors import InputError
+from tunewright.heuristic.file import dump, parse, parse_late
+from tunewright.heuristic.trees import Heuristic, HeuristicAdvice, Listed
 from tunewright.ir.types import PLAIN
 from tunewright.search.space import Config
 from tunewright.solvers.base import Solver
-from tunewright.tuning.heuristic import Advice, Heuristic, Listed
-from tunewright.tuning.heuristic_file import dump, parse, parse_late
 from unit.heuristic_data import SOLVER, TARGET, conv
 from unit.heuristic_made import heuristic, random_section
 
@@ -63,7 +63,7 @@ def mutation(seed: int) -> tuple[str, str]:
     return f"{seed}: {' '.join(s.__name__ for s in steps)}", json.dumps(tree)
 
 
-def asked(found: Heuristic, name: str) -> list[Advice]:
+def asked(found: Heuristic, name: str) -> list[HeuristicAdvice]:
     """What a heuristic says about some problems: whatever was done to it, candidates of the solver's own space."""
     answers = []
     for problem in ASKED:

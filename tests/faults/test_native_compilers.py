@@ -20,7 +20,7 @@ from tunewright.devices.native import compiler, processor
 from tunewright.errors import DeviceError, ExecutionError, SettingsError
 
 pytestmark = native
-TEXT = "__attribute__((visibility(\"default\"))) int f(int x) { return x + 1; }"
+TEXT = '__attribute__((visibility("default"))) int f(int x) { return x + 1; }'
 #: clangs of the system that are new enough
 CLANGS = [name for name in ("clang", *(f"clang-{n}" for n in range(40, 14, -1))) if shutil.which(name)]
 Script = Callable[..., str]

@@ -39,7 +39,7 @@ def test_workers_of_a_server_that_preloads(bind: str) -> None:
     codes, right = python(
         FORKED
         + """
-from tunewright.devices.native import cores
+from tunewright.devices.native import usable_cores as cores
 request = load()
 assert right(request)
 def work():

@@ -18,9 +18,9 @@ import pytest
 
 from native.children import NETWORK, TESTS, python
 from native.harness import KERNELS, loaded, native
-from tunewright.devices import building
+from tunewright.devices import build_options
 from tunewright.devices.native import compiler, objects
-from tunewright.devices.native.objects import Loaded
+from tunewright.devices.native.objects import SharedObject
 from tunewright.errors import DeviceError, ExecutionError, SettingsError
 from tunewright.settings import Settings
 
@@ -54,7 +54,7 @@ def handles(name: str) -> list[str]:
 
 
 def test_it_is_in_memory(binary: bytes) -> None:
-    made = Loaded(binary, "in_memory")
+    made = SharedObject(binary, "in_memory")
     assert "memfd:tunewright-in_memory" in maps()
     assert made.address("count") and not handles("memfd:tunewright-in_memory")
     with pytest.raises(ExecutionError, match="no kernel 'nobody'"):
@@ -66,7 +66,7 @@ def test_it_is_in_memory(binary: bytes) -> None:
 def test_every_load_is_one_of_its_own(binary: bytes) -> None:
     """The loader takes what it has for the same file: handles are used again, files are not the same."""
     other = compiler.find().build(KERNELS.replace("count", "other"), ["-Wno-everything"])
-    kept = [Loaded(text) for text in (binary, other, binary, other)]
+    kept = [SharedObject(text) for text in (binary, other, binary, other)]
     assert len({made.address("place") for made in kept}) == 4
     for made, (mine, others) in zip(kept, [("count", "other"), ("other", "count")] * 2, strict=True):
         assert made.address(mine)
@@ -91,7 +91,7 @@ def test_without_memory_files(
     monkeypatch.setattr(objects._ctypes, "dlopen", watched)
     monkeypatch.setattr(objects, "_HANDLES", handles)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = Loaded(binary)
+    made = SharedObject(binary)
     assert made.address("count") and not os.listdir(tmp_path)
     ((path, files),) = seen
     assert path.startswith("/proc/self/fd") and not files if handles == "/proc/self/fd" else path.endswith(files[0])
@@ -99,7 +99,7 @@ def test_without_memory_files(
 
 def test_python_without_memory_files(binary: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    assert Loaded(binary).address("count")
+    assert SharedObject(binary).address("count")
 
 
 def test_nowhere(binary: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_memory_files: None) -> None:
@@ -107,13 +107,13 @@ def test_nowhere(binary: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
     monkeypatch.setattr(objects, "own_folder", lambda kind: tmp_path / "file" / kind)
     with pytest.raises(DeviceError, match="TMPDIR must name a folder"):
-        Loaded(binary)
+        SharedObject(binary)
 
 
 def test_what_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
     for rubbish in (b"", b"\x7fELF" + bytes(100), b"garbage" * 1000):
         with pytest.raises(DeviceError, match="cannot be loaded"):
-            Loaded(rubbish)
+            SharedObject(rubbish)
 
 
 # They come and go
@@ -124,7 +124,7 @@ import gc, json, os, sys
 from pathlib import Path
 from native.harness import KERNELS
 from tunewright.devices.native import compiler
-from tunewright.devices.native.objects import Loaded
+from tunewright.devices.native.objects import SharedObject as Loaded
 if "denied" in sys.argv:
     def denied(*arguments):
         raise PermissionError("memfd_create is denied")
@@ -261,9 +261,7 @@ def test_perf_would_find_kernels(symbols: tuple[subprocess.Popen[str], dict[str,
     assert names
     mappings = [line.split() for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()]
     for name, address in names.items():
-        (line,) = [
-            row for row in mappings if int(row[0].split("-")[0], 16) <= address < int(row[0].split("-")[1], 16)
-        ]
+        (line,) = [row for row in mappings if int(row[0].split("-")[0], 16) <= address < int(row[0].split("-")[1], 16)]
         assert Path(line[5]).parent == folder and "x" in line[1]
         if shutil.which("nm") is None:
             continue
@@ -294,14 +292,14 @@ def test_a_folder_of_symbols_that_others_may_write_to(
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(SettingsError, match="others than you may write there"):
-        Loaded(binary)
+        SharedObject(binary)
     (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody removes what is another's
-    assert Loaded(binary).address("count")
+    assert SharedObject(binary).address("count")
     monkeypatch.setenv("TUNEWRIGHT_KERNEL_SYMBOLS_DIR", "/dev/null/none")
     with pytest.raises(SettingsError, match="KERNEL_SYMBOLS_DIR"):
-        Loaded(binary)
-    with building.using(Settings.make({"KERNEL_SYMBOLS_DIR": str(tmp_path / "model's")})):
-        assert Loaded(binary).address("count") and len(os.listdir(tmp_path / "model's")) == 1
+        SharedObject(binary)
+    with build_options.using(Settings.make({"KERNEL_SYMBOLS_DIR": str(tmp_path / "model's")})):
+        assert SharedObject(binary).address("count") and len(os.listdir(tmp_path / "model's")) == 1
 
 
 # Homes, disks and mounts. In a process of its own each, as root in a namespace with mounts of its own.

@@ -16,9 +16,9 @@ import pytest
 
 from faults import workers
 from faults.workers import DEVICE, HASTY, HOST, PATIENT, PROBLEM, TWELVE, faulty
+from tunewright.measure.isolated import Isolated
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
-from tunewright.tuning.isolated import Isolated
 
 TESTS = Path(__file__).parents[1]
 needs_kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")

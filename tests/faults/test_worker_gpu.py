@@ -12,16 +12,17 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from faults.gpus.gpus import ILLEGAL, Breaking, Crossed, Interpreted
-from tunewright.devices.cuda import CudaQueue
+from tunewright.devices.cuda.device import CudaQueue
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure import compile_pool, judge
+from tunewright.measure import local as bench
+from tunewright.measure.base import Candidate
+from tunewright.measure.isolated import Isolated
 from tunewright.search.base import Status
 from tunewright.search.space import Config
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem
-from tunewright.tuning import ahead, bench, judge
-from tunewright.tuning.isolated import Isolated
-from tunewright.tuning.measure import Candidate
 
 FOLDER = Path(__file__).parent / "gpus"
 TYPE = TensorType(DType.FLOAT32, (8, 16))
@@ -93,7 +94,7 @@ def test_results_are_compared_where_they_are(judged: bool, monkeypatch: pytest.M
         monkeypatch.setattr(judge.Judge, "right", lambda *given: None)
     compared = []
     monkeypatch.setattr(CudaQueue, "equal", lambda queue, a, b: compared.append(b) or bool((a.raw == b.raw).all()))
-    local = bench.Local(Interpreted("GPU.70"), [Breaking()])
+    local = bench.LocalMeasurer(Interpreted("GPU.70"), [Breaking()])
     assert local.pose(RELU, regime="layer") is None
     assert local.attempt(GOOD).status is Status.OK
     kept = [right for e in local._entries.values() for b in e.bindings.values() for right in b.there.values()]
@@ -120,7 +121,7 @@ def test_results_that_agree_with_right_ones_are_right(monkeypatch: pytest.Monkey
 
 def test_candidates_are_compiled_beside_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real cubins for sm_90, by processes that open the device and never use it."""
-    monkeypatch.setattr(ahead, "useful", lambda *_: 2)
+    monkeypatch.setattr(compile_pool, "useful", lambda *_: 2)
     config = {"bm": 32, "bn": 32, "bk": 32, "split": 1, "warps": 2, "stages": 2, "group": 1}
     both: list[Candidate] = [("triton.matmul", config), ("triton.matmul", {**config, "split": 2})]
     python = interpreter(tmp_path, interpreted=False)
@@ -128,7 +129,7 @@ def test_candidates_are_compiled_beside_the_worker(tmp_path: Path, monkeypatch: 
         measurer.expect(60.0)
         assert measurer.ahead == 4  # two are compiled while two are timed
         measurer.foresee(PRODUCT, both[:1])  # begins, and is not begun again
-        measurer._ahead.pose({"problem": serial.to_json(PRODUCT)})  # without a worker, which could run nothing
+        measurer._ahead.pose({"problem": problem_json.to_json(PRODUCT)})  # without a worker, which could run nothing
         measurer.prepare(both)
         assert all(measurer.ready(candidate, 60.0) for candidate in both)
         assert measurer._ahead.compiled == 2

@@ -11,13 +11,13 @@ from faults import workers
 from faults.faulty.faulty import PACES, FaultyHost
 from faults.workers import HOST, PROBLEM, TWELVE, faulty
 from tunewright.devices.base import Target
+from tunewright.knowledge.record import FAULTS
+from tunewright.measure.isolated import Isolated
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.search.space import Space
 from tunewright.solvers.base import Problem
 from tunewright.tuning.contest import LEAST_GAIN
-from tunewright.tuning.isolated import Isolated
-from tunewright.tuning.record import FAULTS
 from tunewright.tuning.session import Outcome, tune
 
 #: the worker's measurer is given so long for a candidate

@@ -21,13 +21,13 @@ from tunewright.devices.base import Target
 from tunewright.errors import InputError
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.key import Key
+from tunewright.knowledge.record import Evidence, Fault, Measurement, Ratio, from_line, parse, to_line
+from tunewright.knowledge.tuning_file import KEYS, TuningFile, hash_of
 from tunewright.search.base import Status
 from tunewright.search.space import Config
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem, solvers
-from tunewright.tuning.key import Key
-from tunewright.tuning.record import Evidence, Fault, Measurement, Ratio, from_line, parse, to_line
-from tunewright.tuning.tuning_file import KEYS, TuningFile, hash_of
 
 F32, I64 = DType.FLOAT32, DType.INT64
 SOLVERS = {"MatMul": "opencl.matmul", "Conv": "opencl.conv_plain", "Softmax": "opencl.softmax",
@@ -78,7 +78,7 @@ def measurement(
         default, regime, 4, 1 << 20, {"cores": "2"},
     )  # fmt: skip
     key = Key.of(solved, where, solver, config)
-    return Measurement(key, config, evidence, serial.to_json(solved), solved.family(), solved.sizes, date, "0.1")
+    return Measurement(key, config, evidence, problem_json.to_json(solved), solved.family(), solved.sizes, date, "0.1")
 
 
 def fault(m: Measurement) -> Fault:
@@ -313,7 +313,7 @@ class Handler:
     def _check(self, read: Any, extended: Any, data: bytes, signed: bool) -> list[str]:
         wrong = []
         for m in read[0]:
-            if from_line(to_line(m)) != m or serial.from_json(m.problem).key() != m.key.problem:
+            if from_line(to_line(m)) != m or problem_json.from_json(m.problem).key() != m.key.problem:
                 wrong.append(f"not a valid record: {m.key.problem}")
             if not signed and m not in originals():
                 wrong.append(f"not a record of ours: {m.key.problem}")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from faults.faulty.faulty import OP
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure.base import Candidate
+from tunewright.measure.isolated import Isolated
 from tunewright.search.base import Status
 from tunewright.solvers.base import Problem
-from tunewright.tuning.isolated import Isolated
-from tunewright.tuning.measure import Candidate
 
 FOLDER = Path(__file__).parent / "faulty"
 TYPE = TensorType(DType.FLOAT32, (64, 64))

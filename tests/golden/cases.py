@@ -237,7 +237,8 @@ CLEAN_UP = [
         """g (float[2] x) => (float[2] y) <int64 n = {2}, bool c = {1}>
         { y = Loop (n, c, x) <body = b (int64 i, bool ci, float[2] s) => (bool co, float[2] so)
             { co = Identity(ci) so = Neg(s) }> }""",
-        "switched_off", config={"ENABLE_LOOP_UNROLLING": "NO"},
+        "switched_off",
+        config={"ENABLE_LOOP_UNROLLING": "NO"},
     ),
 ]
 
@@ -280,7 +281,8 @@ LINEAR = [
     ),
     no(
         "linear-affine",
-        "g (float[2,3] x) => (float[2,4] y) <float[3,4] w, float[4] t> { a = MatMul(x, w) y = Add(a, t) }", "no_bias",
+        "g (float[2,3] x) => (float[2,4] y) <float[3,4] w, float[4] t> { a = MatMul(x, w) y = Add(a, t) }",
+        "no_bias",
     ),
     no(
         "linear-affine",

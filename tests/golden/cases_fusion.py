@@ -81,7 +81,8 @@ RECOGNISE = [
         "one-hot-product",
         """g (float[3,1] x) => (float[3,2] y) <float[1,4] f = {0,1,2,3}, int32[1,4] n = {0,1,2,3}, float[4,2] w>
         { i = Floor(x) u = Cast<to=13>(i) v = Cast<to=13>(n) a = Equal(u, v) b = Cast<to=1>(a) y = MatMul(b, w) }""",
-        "type", first="propagate",
+        "type",
+        first="propagate",
     ),
     Case(
         "computed-table",
@@ -450,8 +451,11 @@ FUSE = [
     ),
     Case("convolution-simple", f"g ({_CONV}> {{ a = Conv(x, w) b = Sigmoid(a) y = Mul(a, b) }}", "diamond"),
     no("convolution-simple", f"g ({_CONV}, float[4] s> {{ a = Conv(x, w) y = Mul(a, s) }}", "per_column"),
-    no("convolution-simple", f"g ({_CONV}, float[2,1,1,1] s> {{ a = Conv(x, w) b = Mul(a, s) "
-       "c = ReduceSum<keepdims=1>(b) y = Add(a, c) }", "enlarges"),
+    no(
+        "convolution-simple",
+        f"g ({_CONV}, float[2,1,1,1] s> {{ a = Conv(x, w) b = Mul(a, s) c = ReduceSum<keepdims=1>(b) y = Add(a, c) }}",
+        "enlarges",
+    ),
     Case(
         "convolution-sum",
         """g (float[1,3,6,6] x, float[1,4,4,4] r) => (float[1,4,4,4] y) <float[4,3,3,3] w>
@@ -576,11 +580,13 @@ FUSE = [
     ),
     no(
         "element-wise",
-        "g (float[3] x, float[2,3] z) => (float[2,3] y) { a = Exp(x) y = Add(a, z) }", "enlarges",
+        "g (float[3] x, float[2,3] z) => (float[2,3] y) { a = Exp(x) y = Add(a, z) }",
+        "enlarges",
     ),
     no(
         "element-wise",
-        "g (float[4] x) => (float[4] y) { a = Exp(x) b = Neg(a) c = Softmax(a) y = Add(b, c) }", "read_twice",
+        "g (float[4] x) => (float[4] y) { a = Exp(x) b = Neg(a) c = Softmax(a) y = Add(b, c) }",
+        "read_twice",
     ),
     no("element-wise", "g (int64[3] x, int64[3] z) => (int64[3] y) { a = Add(x, z) y = Mul(a, z) }", "shapes"),
     Case(

@@ -14,10 +14,10 @@ from tunewright.frontend.onnx import load
 from tunewright.ir.graph import Graph
 from tunewright.ir.types import TensorType
 from tunewright.ops.infer import propagate
-from tunewright.passes.base import Context, Pass, Repeat
+from tunewright.passes.base import Context, Pass, RepeatedPasses
 from tunewright.passes.standard import SPECIALISE
-from tunewright.runtime.executor import Executor
-from tunewright.runtime.program import Environment, Program
+from tunewright.runtime.plans.program import Environment, Program
+from tunewright.runtime.requests.executor import Executor
 from tunewright.settings import Settings
 from tunewright.tuning.tuner import Tuner
 
@@ -53,9 +53,9 @@ def graph(text: str, opset: int = 28) -> Graph:
     return result
 
 
-def disabled(passes: Sequence[Pass | Repeat] = SPECIALISE, keep: Sequence[str] = ("propagate",)) -> Settings:
+def disabled(passes: Sequence[Pass | RepeatedPasses] = SPECIALISE, keep: Sequence[str] = ("propagate",)) -> Settings:
     """Settings under which the passes that run per shape do nothing but infer types."""
-    names = {one.name for p in passes for one in (p.passes if isinstance(p, Repeat) else (p,))} - set(keep)
+    names = {one.name for p in passes for one in (p.passes if isinstance(p, RepeatedPasses) else (p,))} - set(keep)
     return Settings.make({"DISABLED_PASSES": ",".join(sorted(names))}, Settings())
 
 

@@ -12,8 +12,8 @@ import pytest
 from golden import cases, cases_fusion, cases_openvino, graphs
 from tunewright.ir.graph import Graph
 from tunewright.ir.verify import verify
-from tunewright.passes.base import Context, Pass, Repeat, run_passes
-from tunewright.passes.fuse import FUSIONS, Fuse
+from tunewright.passes.base import Context, Pass, RepeatedPasses, run_passes
+from tunewright.passes.fusion.fuse import FUSIONS, Fuse
 from tunewright.passes.pattern import Op, RewritePass, Rule, always
 from tunewright.passes.standard import DEVICE, NEUTRAL, SPECIALISE
 from tunewright.settings import Settings
@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent / "passes"
 
 def every_pass() -> Iterator[Pass]:
     for one in [*NEUTRAL, *DEVICE, *SPECIALISE]:
-        yield from one.passes if isinstance(one, Repeat) else [one]
+        yield from one.passes if isinstance(one, RepeatedPasses) else [one]
 
 
 RULES = {rule.name: rule for one in every_pass() if isinstance(one, RewritePass) for rule in one.rules}

@@ -11,9 +11,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tunewright.devices.native import compiler, cores, steps
-from tunewright.devices.native.objects import Loaded
-from tunewright.devices.native.pool import Pool
+from tunewright.devices.native import compiler, usable_cores
+from tunewright.devices.native import table_format as steps
+from tunewright.devices.native.objects import SharedObject
+from tunewright.devices.native.pool import ThreadPool
 from tunewright.devices.native.processor import thread_pool
 from tunewright.plugins.single import open_device
 
@@ -57,15 +58,15 @@ __attribute__((visibility("default"))) void set_mode(unsigned mode) {}
 
 
 @cache
-def loaded(text: str = KERNELS) -> Loaded:
-    return Loaded(compiler.find().build(text, ["-Wno-everything"]))
+def loaded(text: str = KERNELS) -> SharedObject:
+    return SharedObject(compiler.find().build(text, ["-Wno-everything"]))
 
 
 @cache
-def crowded(cores_: int = 8) -> Pool:
+def crowded(cores_: int = 8) -> ThreadPool:
     """A pool of eight threads, however many cores there are. Its workers stay until the process ends."""
-    with mock.patch.object(cores, "count", lambda: cores_):
-        pool = Pool(thread_pool, "NO")
+    with mock.patch.object(usable_cores, "count", lambda: cores_):
+        pool = ThreadPool(thread_pool, "NO")
     pool.start()
     return pool
 

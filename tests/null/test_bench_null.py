@@ -1,4 +1,5 @@
-"""`bench.Local` on a scripted clock: what is timed, how often, in which order, and which times are impossible."""
+"""`bench.LocalMeasurer` on a scripted clock: what is timed, how often, in which order, and which times are impossible.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ import pytest
 from tunewright.devices.base import Device, Queue, Target
 from tunewright.devices.null import NullDevice, NullQueue
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure import local as bench
+from tunewright.measure.base import Candidate
+from tunewright.measure.local import LocalMeasurer
 from tunewright.search.base import Status
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Kernel, Problem, Solver
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.tuning import bench
-from tunewright.tuning.bench import Local
-from tunewright.tuning.measure import Candidate
 
 _T = TensorType(DType.FLOAT32, (6, 7))
 PROBLEM = Problem("Add", (_T, _T), (_T,), {}, constant=(False, False))
@@ -61,9 +62,9 @@ def candidate(n: int) -> Candidate:
     return Scripted.id, {"n": n}
 
 
-def posed(script: Script, regime: str = "warm", seed: int = 0) -> tuple[Local, Scripted]:
+def posed(script: Script, regime: str = "warm", seed: int = 0) -> tuple[LocalMeasurer, Scripted]:
     solver = Scripted(script)
-    local = Local(NullDevice(), [solver])
+    local = LocalMeasurer(NullDevice(), [solver])
     assert local.pose(PROBLEM, seed, regime) is None
     return local, solver
 
@@ -173,7 +174,7 @@ def test_in_a_layer_only_constants_rotate() -> None:
             return running(self, queue, inputs, outputs)
 
     solver.compile = lambda problem, config, device: Watched(solver, problem, config["n"])  # type: ignore[method-assign]
-    local = Local(NullDevice(), [solver])
+    local = LocalMeasurer(NullDevice(), [solver])
     problem = Problem("Add", (_T, _T), (_T,), {}, constant=(False, True))
     assert local.pose(problem, 0, "layer") is None
     assert (local.regime().kind, local.regime().copies, local.regime().nbytes) == ("layer", 2, (2 + 2) * 6 * 7 * 4)

@@ -8,12 +8,12 @@ import tunewright
 from tunewright.devices.host import HostDevice
 from tunewright.devices.null import NullDevice
 from tunewright.ir.types import PLAIN, blocked
-from tunewright.passes.base import Context, Way
+from tunewright.passes.base import Context, LayoutChoice
 from tunewright.plugins.single import SingleDevice, prepare
-from tunewright.runtime.counters import Status
-from tunewright.runtime.plan import format_plan
-from tunewright.runtime.program import Environment
-from tunewright.runtime.request import DeviceModel
+from tunewright.runtime.insight.counters import NodeStatus
+from tunewright.runtime.plans.plan import format_plan
+from tunewright.runtime.plans.program import Environment
+from tunewright.runtime.requests.request import DeviceModel
 from tunewright.settings import Settings
 from tunewright.tuning.tuner import Tuner
 
@@ -51,7 +51,7 @@ def test_the_clock_is_the_script():
     assert not out["y"].any()
     rows = {r.name: r for r in request.get_profiling_info()}
     assert rows["c"].device_seconds == 0.25 and rows["p"].device_seconds == 0.5 and rows["c"].host_seconds == 0
-    assert rows["y"].status is Status.OPTIMIZED_OUT
+    assert rows["y"].status is NodeStatus.OPTIMIZED_OUT
     assert {solver for solver, _ in asked} == {"null.any"}
     assert asked[0][1].startswith("Conv(float32[1,3,8,8], float32[4,3,3,3]!)")
 
@@ -88,8 +88,8 @@ class Blocks:
         return (blocked(4), blocked(4)) if node.op == "Conv" else None
 
     def ways(self, node, preferred, layout, data):
-        plain = Way(PLAIN, PLAIN, 1.0)
-        return [Way(*preferred, 0.1), plain] if preferred else [plain]
+        plain = LayoutChoice(PLAIN, PLAIN, 1.0)
+        return [LayoutChoice(*preferred, 0.1), plain] if preferred else [plain]
 
     def reorder(self, type, layout):
         return 0.1
@@ -109,6 +109,6 @@ def test_inserted_reorders_are_rows_too(device):
     rows = request.get_profiling_info()
     reorders = [row for row in rows if row.type == "tunewright::Reorder"]
     assert [row.name for row in rows[:3]] == ["c", "p", "y"]
-    assert reorders and all(row.status is Status.EXECUTED and row.calls == 1 for row in reorders)
+    assert reorders and all(row.status is NodeStatus.EXECUTED and row.calls == 1 for row in reorders)
     if device.family == "host":
         np.testing.assert_allclose(out, tunewright.Core().compile_model(model, "CPU.HOST")({"x": x})["y"], rtol=1e-6)

@@ -10,10 +10,10 @@ import pytest
 from tunewright.devices.base import Device, Queue, Target
 from tunewright.devices.null import NullDevice, NullQueue
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure.local import LocalMeasurer
 from tunewright.search import Config, Space, Status
 from tunewright.solvers.base import Kernel, Problem, Solver
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.tuning.bench import Local
 from tunewright.tuning.session import Outcome, duel, tune
 
 TYPE = TensorType(DType.FLOAT32, (8, 16))
@@ -85,7 +85,7 @@ Scripts = Mapping[str, Any]
 def run(script: Any, others: Scripts | None = None, seconds: float = 10.0, **options: Any) -> tuple[Outcome, float]:
     device = Clocked()
     solvers = [Scripted(script), *(Scripted(other, id) for id, other in (others or {}).items())]
-    with Local(device, solvers, device.clock.now) as measurer:
+    with LocalMeasurer(device, solvers, device.clock.now) as measurer:
         options = {"strategy": "auto", "clock": device.clock.now, **options}
         found = tune(PROBLEM, device.target, DEFAULT, solvers, measurer, seconds=seconds, **options)
     return found, device.clock.now()
@@ -168,7 +168,7 @@ def test_longer_finds_more():
 def test_a_duel():
     device = Clocked()
     solvers = [Scripted(fast_at(8, 4))]
-    with Local(device, solvers, device.clock.now) as measurer:
+    with LocalMeasurer(device, solvers, device.clock.now) as measurer:
         for candidate, holds in [(Config(tile=8, unroll=4), True), (Config(tile=4, unroll=4), False)]:
             record = duel(
                 PROBLEM, device.target, DEFAULT, ("scripted", candidate), solvers, measurer, seconds=5.0,

@@ -8,7 +8,7 @@ import pytest
 from model_inputs import CASES
 
 from tunewright import Core
-from tunewright.runtime.explain import explain
+from tunewright.runtime.insight.explain import explain
 from unit.explained import check
 
 pytestmark = pytest.mark.soak

@@ -13,8 +13,8 @@ from model_inputs import CASES
 from tunewright import Core
 from tunewright.frontend.model import Model
 from tunewright.ir.graph import Graph
-from tunewright.plugins.hetero import Hetero, Task
-from tunewright.runtime.hetero import HeteroModel
+from tunewright.plugins.hetero import Hetero, PlacementTask
+from tunewright.runtime.several.hetero import HeteroModel
 
 #: in the short form: If inside If, convolutions and an LSTM, a decoder with attention
 SHORT = {"silero-vad-silero_vad", "silero-vad-silero_vad_16k_op15", "pythainlp-thai2rom_decoder"}
@@ -31,7 +31,7 @@ def marked(name: str, *values: str) -> Any:
 
 def prepared(core: Core, model: Model) -> Graph:
     """What is placed."""
-    return Task(Hetero(DEVICES, core.settings), model, core.settings).graph
+    return PlacementTask(Hetero(DEVICES, core.settings), model, core.settings).graph
 
 
 def check(source: Any, feeds: dict[str, Any], quantised: bool = False) -> None:

@@ -17,8 +17,14 @@ from tunewright.search.reinforce import Reinforce
 from tunewright.testing.replay import Table, load, replay
 from tunewright.testing.strategy import drive
 
-PARAMS = {"bx": [16, 32, 48, 64, 96, 128, 192, 256], "by": [1, 2, 4, 8], "tx": [1, 2, 3, 4], "ty": [1, 2, 3, 4],
-          "cache": [0, 1], "pad": [0, 1]}
+PARAMS = {
+    "bx": [16, 32, 48, 64, 96, 128, 192, 256],
+    "by": [1, 2, 4, 8],
+    "tx": [1, 2, 3, 4],
+    "ty": [1, 2, 3, 4],
+    "cache": [0, 1],
+    "pad": [0, 1],
+}
 
 
 def made_table(seed: int = 0, device: int = 0) -> Table:
@@ -46,8 +52,14 @@ def kernel_tuner_file(table: Table) -> dict[str, object]:
     for config, trial in table.trials.items():
         time = trial.seconds * 1e3 if trial.cost < math.inf else "CompilationFailedConfig"
         cache[",".join(map(str, config.values()))] = {**config, "time": time, "times": [time]}
-    return {"device_name": "GPU", "kernel_name": "k", "tune_params_keys": list(PARAMS), "tune_params": PARAMS,
-            "objective": "time", "cache": cache}
+    return {
+        "device_name": "GPU",
+        "kernel_name": "k",
+        "tune_params_keys": list(PARAMS),
+        "tune_params": PARAMS,
+        "objective": "time",
+        "cache": cache,
+    }
 
 
 def same(one: Table, other: Table) -> bool:
@@ -84,13 +96,23 @@ def test_old_failures_are_huge_times(tmp_path: Path) -> None:
     assert table.optimum == 5e-3 and table.trials[Config(a=1)].status is Status.FAILED
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"", "is not JSON"), (b"[1]", "damaged"), (b"{}", "not a recorded table"), (b"not json", "is not JSON"),
-    (b'{"table": 7, "name": "x", "params": {}}', "format is 7"), (b"\x1f\x8b torn", "cannot be read"),
-    (b"\xff\xfe\x00", "cannot be read"),
-    (b'{"tune_params": {"a": [1]}, "cache": {"1": {"a": 1}}}', "no trial that worked"),
-    (b'{"table": 1, "name": "x", "params": {"a": [1]}}\n{"config": {"a": 2}, "status": "OK", "seconds": 1}', "no comb"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not JSON"),
+        (b"[1]", "damaged"),
+        (b"{}", "not a recorded table"),
+        (b"not json", "is not JSON"),
+        (b'{"table": 7, "name": "x", "params": {}}', "format is 7"),
+        (b"\x1f\x8b torn", "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b'{"tune_params": {"a": [1]}, "cache": {"1": {"a": 1}}}', "no trial that worked"),
+        (
+            b'{"table": 1, "name": "x", "params": {"a": [1]}}\n{"config": {"a": 2}, "status": "OK", "seconds": 1}',
+            "no comb",
+        ),
+    ],
+)
 def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tunewright import Core
 from tunewright.plugins.single import open_device
-from tunewright.runtime.plan import Step
+from tunewright.runtime.plans.plan import Step
 
 ort = pytest.importorskip("onnxruntime")
 native = pytest.mark.skipif(open_device("CPU").family != "native", reason="needs the native CPU device")

@@ -2,7 +2,7 @@
 
 import json
 
-from tunewright.runtime.explain import State
+from tunewright.runtime.insight.explain import State
 
 
 def check(layers, compiled):

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from tunewright.devices.base import Target
 from tunewright.ir.types import DType, TensorType, blocked
+from tunewright.knowledge.key import Key
+from tunewright.knowledge.record import Sighting, Survey
 from tunewright.search.space import Config, Space
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Device, Kernel, Problem, Solver
-from tunewright.tuning.key import Key
-from tunewright.tuning.record import Sighting, Survey
 
 TARGET = Target(
     "cpu", "A processor", "256-bit vectors", 2, (("driver", "3.0"), ("opencl", "A runtime")), "c", "-w", 32, 16
@@ -94,7 +94,7 @@ def survey(problem: Problem, seed: int, count: int = 40, noise: float = 0.01, ta
     return Survey(
         Key.of(problem, target, who, default), default, 1e-3 * seed + 1e-3,
         tuple(Sighting(who.id, who.version, c, g) for c, g in zip(seen, gains, strict=True)), "layer",
-        serial.to_json(problem), problem.family(), problem.sizes, "2026-11-15T12:00:00Z", "0.1",
+        problem_json.to_json(problem), problem.family(), problem.sizes, "2026-11-15T12:00:00Z", "0.1",
     )  # fmt: skip
 
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 import random
 
 from tunewright.devices.base import Target
+from tunewright.heuristic.features import Column, columns, features, kind
+from tunewright.heuristic.trees import Heuristic, HeuristicSection, Listed, SectionScope, Tree
+from tunewright.knowledge.key import Where
 from tunewright.solvers.base import Problem
-from tunewright.tuning.heuristic import Heuristic, Listed, Place, Section, Tree
-from tunewright.tuning.heuristic_features import Column, columns, features, kind
-from tunewright.tuning.key import Where
 
 
 def section(
     problem: Problem, target: Target, listed: list[Listed], trees: list[Tree], points: int = 1, radius: float = 2.0
-) -> Section:
+) -> HeuristicSection:
     """About problems like one, which is its only point, or one of several that are doublings apart in every number."""
     numbers = features(problem, target)
-    return Section(
-        kind(problem), Place.of(Where.of(target)), (target.name,), tuple(numbers), (1.0,) * len(numbers),
+    return HeuristicSection(
+        kind(problem), SectionScope.of(Where.of(target)), (target.name,), tuple(numbers), (1.0,) * len(numbers),
         tuple(tuple(x + n for x in numbers.values()) for n in range(points)), radius,
         tuple(columns([(c.solver, c.config) for c in listed])), tuple(listed), 0.0, tuple(trees),
     )  # fmt: skip
 
 
-def heuristic(*sections: Section) -> Heuristic:
+def heuristic(*sections: HeuristicSection) -> Heuristic:
     return Heuristic(sections, "2026-11-15T12:00:00Z", "0.1", {})
 
 
-def by_column(section: Section, column: Column, *steps: tuple[float, float]) -> Tree:
+def by_column(section: HeuristicSection, column: Column, *steps: tuple[float, float]) -> Tree:
     """A chain of splits on one number of a candidate: at or below a threshold that value; the last has none."""
     feature, threshold, left, right, value = [], [], [], [], []
     at = len(section.names) + section.columns.index(column)
@@ -58,14 +58,12 @@ def random_tree(rng: random.Random, width: int, depth: int) -> Tree:
 
     grow(0)
     feature, threshold, left, right, value = zip(*nodes, strict=True)
-    return Tree(
-        tuple(map(int, feature)), tuple(threshold), tuple(map(int, left)), tuple(map(int, right)), tuple(value)
-    )
+    return Tree(tuple(map(int, feature)), tuple(threshold), tuple(map(int, left)), tuple(map(int, right)), tuple(value))
 
 
 def random_section(
     seed: int, problem: Problem, target: Target, listed: list[Listed], trees: int, depth: int
-) -> Section:
+) -> HeuristicSection:
     rng = random.Random(seed)
     bare = section(problem, target, listed, [])
     width = len(bare.names) + len(bare.columns)

@@ -8,13 +8,13 @@ from tunewright.devices.base import Target
 from tunewright.devices.null import NullDevice
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.key import Key, Where
+from tunewright.knowledge.record import Evidence, Fault, Measurement, Ratio
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.search.space import Config
 from tunewright.solvers.base import Problem
-from tunewright.solvers.serial import to_json
-from tunewright.tuning.key import Key, Where
-from tunewright.tuning.record import Evidence, Fault, Measurement, Ratio
+from tunewright.solvers.problem_json import to_json
 
 NULL = Where.of(NullDevice().target)
 FOREIGN = Where.of(

@@ -7,7 +7,7 @@ import pytest
 
 from tunewright.ir.graph import Graph, Node
 from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType
-from tunewright.runtime.alias import _concat_parts, _view_offsets
+from tunewright.runtime.plans.alias import _concat_parts, _view_offsets
 
 
 def tensor(shape: tuple[int, ...], layout: Layout) -> TensorType:

@@ -15,7 +15,7 @@ from onnx import parser
 
 from tunewright import AsyncInferQueue, Core, InputError, RequestCancelled
 from tunewright.plugins.single import open_device
-from tunewright.runtime.streams import Streams
+from tunewright.runtime.requests.streams import Streams
 
 NETWORK = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -528,6 +528,7 @@ def test_no_thread_looks_by_itself_while_inferences_take_long(model):
 
 def test_as_many_requests_as_keep_streams_busy(model):
     """Two for each stream; not when somebody said how many, and not of one stream."""
+
     def count(jobs=0, **config):
         compiled = Core().compile_model(parser.parse_model(NETWORK), "CPU.HOST", config)
         return len(AsyncInferQueue(compiled, jobs))
@@ -753,7 +754,7 @@ def test_the_end_of_the_process_waits_for_what_was_started(device):
 
 
 def test_the_end_of_the_process_does_not_wait_for_ever():
-    stuck = "\nfrom tunewright.runtime import streams\nstreams.LAST_SECONDS = 0.3\n"
+    stuck = "\nfrom tunewright.runtime.requests import streams\nstreams.LAST_SECONDS = 0.3\n"
     stuck += "request = compiled.create_infer_request()\n"
     stuck += "request.set_callback(lambda request, userdata: threading.Event().wait())\nrequest.start_async(feed)\n"
     ran = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 
 from tunewright import AsyncInferQueue, Core, DeviceError, ExecutionError
 from tunewright.plugins.single import SingleDevice
-from tunewright.runtime.request import DeviceModel
+from tunewright.runtime.requests.request import DeviceModel
 from unit.made_devices import check, feed, made, network
 from unit.test_multi import more, until
 

@@ -19,21 +19,21 @@ from onnx import TensorProto, helper
 import tunewright
 from tunewright import Core
 from tunewright.errors import DeviceError, InputError, ModelError, SettingsError
-from tunewright.plugins import background, background_swap
-from tunewright.plugins.background_swap import Verdict, Winner
+from tunewright.knowledge import open_databases
+from tunewright.knowledge.claims import Claims
+from tunewright.knowledge.record import Ratio
+from tunewright.measure.base import Regime
+from tunewright.measure.request_activity import ActivityGate
+from tunewright.model_tuning import background, background_swap
+from tunewright.model_tuning.background_swap import TrialVerdict, Winner
 from tunewright.plugins.single import open_device
-from tunewright.runtime import program as programs
-from tunewright.runtime.background import Swap
-from tunewright.runtime.trial import Trial
+from tunewright.runtime.insight.background import KernelSwap
+from tunewright.runtime.plans import program as programs
+from tunewright.runtime.requests.plan_trial import PlanTrial
 from tunewright.search.space import Config
 from tunewright.settings import Settings, child_environment
 from tunewright.solvers.base import solvers
-from tunewright.tuning import places
-from tunewright.tuning.activity import Gate
-from tunewright.tuning.claims import Claims
 from tunewright.tuning.evidence import measurement
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.record import Ratio
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 #: seconds for what takes one or two on a quiet machine
@@ -109,7 +109,7 @@ def kernels(made):
 def decided(monkeypatch, slower):
     """Every new plan takes so many times as long as the old one, on a clock of our own."""
     monkeypatch.setattr(
-        Trial, "tell", lambda self, n, s: self.told.append((n, slower if self.is_new(n) else 1.0 + n % 7 * 1e-3))
+        PlanTrial, "tell", lambda self, n, s: self.told.append((n, slower if self.is_new(n) else 1.0 + n % 7 * 1e-3))
     )
 
 
@@ -130,7 +130,7 @@ def test_requests_take_both_plans_in_turns_and_then_the_new_one(tmp_path, monkey
         np.testing.assert_array_equal(made(values())["v2"], expected)
         if (found := swap.jury.verdict(swap.trial)) is not None:
             break
-    assert found is not None and found[0] is Verdict.FASTER
+    assert found is not None and found[0] is TrialVerdict.FASTER
     assert not background_swap.end(made, swap, *found)
     assert one.candidate in kernels(made) and made.trial is None
     np.testing.assert_array_equal(request.infer(values())["v2"], expected)
@@ -146,7 +146,7 @@ def test_a_kernel_that_loses_in_the_network_is_rolled_back_and_recorded(tmp_path
     swap = background_swap.begin(made, types, [one])
     while (found := swap.jury.verdict(swap.trial)) is None:
         made(values())
-    assert found[0] is Verdict.SLOWER
+    assert found[0] is TrialVerdict.SLOWER
     background_swap.end(made, swap, *found)
     assert kernels(made) == before and made.trial is None
     # the next load knows, and so does the next search
@@ -174,13 +174,17 @@ def test_of_several_that_lose_together_each_is_tried_by_itself(tmp_path, monkeyp
     for one in group:
         store(made, one, Ratio(1.5, 1.4, 1.6, 100))
     monkeypatch.setattr(
-        Trial, "tell",
+        PlanTrial, "tell",
         lambda self, n, s: self.told.append((n, 1.4 if self.is_new(n) and is_bad(self.new) else 1.0 + n % 5 * 1e-3)),
     )  # fmt: skip
 
     def is_bad(plan):
-        return any(s.choice and (s.choice.solver.id, Config(s.choice.config)) == bad.candidate
-                   and background_swap.Problem.of(s.node).key() == bad.layer.problem.key() for s in plan.steps)
+        return any(
+            s.choice
+            and (s.choice.solver.id, Config(s.choice.config)) == bad.candidate
+            and background_swap.Problem.of(s.node).key() == bad.layer.problem.key()
+            for s in plan.steps
+        )
 
     groups = [group]
     while groups:
@@ -258,7 +262,7 @@ def test_requests_of_many_threads_are_right_while_plans_change(tmp_path, monkeyp
         swap = background_swap.begin(made, types, [winner(made, types)])
         while (found := swap.jury.verdict(swap.trial)) is None and not wrong:
             time.sleep(0.001)
-        background_swap.end(made, swap, *(found or (Verdict.ALIKE, Ratio.one())))
+        background_swap.end(made, swap, *(found or (TrialVerdict.ALIKE, Ratio.one())))
     end.set()
     for thread in threads:
         thread.join(LONG)
@@ -364,7 +368,7 @@ def test_it_tunes_swaps_and_ends(tmp_path):
     assert (status.phase, status.why) == ("done", "every layer was tuned")
     assert status.layers_done == 2 and status.layers_left == 0 and status.candidates >= 2 and status.samples > 0
     assert told.count("layer") == 2 and told[-1] == "phase"
-    database = places.open_user(Settings.make({"USER_DB_PATH": str(tmp_path / "kb")}))
+    database = open_databases.open_user(Settings.make({"USER_DB_PATH": str(tmp_path / "kb")}))
     assert {record.key.problem for record in database if record.kind == "measurement"}
     assert not made.trial and made.meter is None
     assert until(lambda: not children(os.getpid()), 10) is not None
@@ -380,7 +384,7 @@ def test_what_wins_alone_and_loses_in_the_network_is_rolled_back(tmp_path, monke
     one = winner(made, types_of(made))
     store(made, one, Ratio(1.5, 1.4, 1.6, 100))
     decided(monkeypatch, 1.3)
-    back: list[Swap] = []
+    back: list[KernelSwap] = []
 
     def report(what, status):
         if what == "rollback":
@@ -433,7 +437,7 @@ def test_a_trial_that_nobody_takes_part_in_ends(tmp_path, monkeypatch):
 def test_pause_resume_and_stop(tmp_path):
     made = compiled(tmp_path, model(6))
     tuning = made.tune_in_background()
-    gate = Gate(tuning._activity.descriptor)
+    gate = ActivityGate(tuning._activity.descriptor)
     assert until(lambda: gate.samples[0] > 0)
     tuning.pause()
     before = gate.samples[0]
@@ -530,8 +534,9 @@ def layers_said(process):
     return max((int(line.split()[1]) for line in process.stdout if line.startswith("layer")), default=0)
 
 
-@pytest.mark.parametrize("last", ["pass", "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)",
-                                  "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    "last", ["pass", "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", "raise SystemExit(0)"]
+)
 def test_a_process_ends_without_a_hang_or_an_orphan(tmp_path, last):
     process = serving(tmp_path, 2.0, last)
     assert process.stdout.readline() is not None
@@ -553,7 +558,7 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path, moment):
         process.kill()
         done = layers_said(process)
     assert until(lambda: not any(map(is_alive, mine))), "its helper, or its worker, is still there"
-    database = places.open_user(Settings.make({"USER_DB_PATH": str(tmp_path / "kb")}))
+    database = open_databases.open_user(Settings.make({"USER_DB_PATH": str(tmp_path / "kb")}))
     assert not database.damage()
     problems = {record.key.problem for record in database if record.kind == "measurement"}
     assert len(problems) >= done

@@ -10,13 +10,13 @@ import threading
 import numpy as np
 import pytest
 
-from tunewright.plugins.background_swap import EARLY, MOST_PAIRS, WARM_UP, Jury, Verdict
-from tunewright.runtime.meter import MOST_SHAPES, Histogram, Meter
-from tunewright.runtime.trial import Trial
-from tunewright.tuning import activity
-from tunewright.tuning.activity import MOST_REQUESTS, Activity, Gate
-from tunewright.tuning.claims import EXPIRY, RENEWAL, Claims, MachineTurn
-from tunewright.tuning.paced import SAVED, Pace
+from tunewright.knowledge.claims import EXPIRY, RENEWAL, Claims, MachineTurn
+from tunewright.measure import request_activity
+from tunewright.measure.paced import SAVED, Pace
+from tunewright.measure.request_activity import MOST_REQUESTS, Activity, ActivityGate
+from tunewright.model_tuning.background_swap import EARLY, MOST_PAIRS, WARM_UP, Jury, TrialVerdict
+from tunewright.runtime.requests.plan_trial import PlanTrial
+from tunewright.runtime.requests.request_meter import MOST_SHAPES, Histogram, ModelMeter
 
 # ---- activity -------------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ from tunewright.tuning.paced import SAVED, Pace
 @pytest.fixture
 def watched():
     made = Activity()
-    yield made, Gate(made.descriptor)
+    yield made, ActivityGate(made.descriptor)
     made.close()
 
 
@@ -61,7 +61,7 @@ def test_a_sample_that_a_request_interrupts_is_known(watched):
 def test_measuring_waits_for_requests_and_for_a_pause(watched):
     made, other = watched
     word, wish = made.take(), made.take()
-    gate = Gate(made.descriptor, wish)
+    gate = ActivityGate(made.descriptor, wish)
     made.begin(word)
     calls = itertools.count()
 
@@ -92,19 +92,19 @@ def test_words_are_used_again_and_never_run_out(watched):
 
 
 def test_a_forked_child_has_words_of_its_own():
-    mine = activity.of_process()
+    mine = request_activity.of_process()
     word = mine.take()
     child = os.fork()
     if not child:
         code = 1
         try:
-            theirs = activity.of_process()
+            theirs = request_activity.of_process()
             theirs.begin(theirs.take())
             code = 0 if theirs is not mine else 2
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    assert not Gate(mine.descriptor).is_serving
+    assert not ActivityGate(mine.descriptor).is_serving
     mine.give_back(word)
 
 
@@ -200,8 +200,20 @@ def test_a_claim_expires_unless_it_is_renewed(tmp_path):
     assert not Claims(tmp_path, clock).take("given up")  # it is the other's now
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"owner": 1}', b'{"owner": "x", "until": "soon"}', b"\xff" * 5000,
-                                  b"[" * 4000, b'{"owner": "x", "until": 1e300}', b'{"owner": "x", "until": NaN}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"owner": 1}',
+        b'{"owner": "x", "until": "soon"}',
+        b"\xff" * 5000,
+        b"[" * 4000,
+        b'{"owner": "x", "until": 1e300}',
+        b'{"owner": "x", "until": NaN}',
+    ],
+)
 def test_a_damaged_claim_blocks_nobody_for_long(tmp_path, data):
     clock = Clock()
     claims = Claims(tmp_path, clock)
@@ -237,7 +249,7 @@ def run(trial, old, new, pairs, rng, spread=0.05):
 
 def verdict(old, new, seed, spread=0.05):
     """What a jury says, and after how many pairs."""
-    trial, jury, rng = Trial("old", "new", seed), Jury(), np.random.default_rng(seed)
+    trial, jury, rng = PlanTrial("old", "new", seed), Jury(), np.random.default_rng(seed)
     for pairs in range(1, MOST_PAIRS + WARM_UP + 1):
         run(trial, old, new, 1, rng, spread)
         found = jury.verdict(trial)
@@ -247,7 +259,7 @@ def verdict(old, new, seed, spread=0.05):
 
 
 def test_both_plans_have_as_many_turns_in_an_order_of_chance():
-    trial = Trial("old", "new", 3)
+    trial = PlanTrial("old", "new", 3)
     turns = [trial.turn()[1] for _ in range(400)]
     assert turns.count("old") == 200
     firsts = turns[::2]
@@ -255,7 +267,7 @@ def test_both_plans_have_as_many_turns_in_an_order_of_chance():
 
 
 def test_pairs_are_whole_and_turns_of_threads_get_lost_nowhere():
-    trial = Trial("old", "new")
+    trial = PlanTrial("old", "new")
 
     def work():
         for _ in range(500):
@@ -277,18 +289,18 @@ def test_pairs_are_whole_and_turns_of_threads_get_lost_nowhere():
 
 def test_what_is_slower_is_found_out_and_what_is_not_stays():
     for seed in range(20):
-        assert verdict(1.0, 1.1, seed)[0] is Verdict.SLOWER
-        assert verdict(1.0, 0.9, seed)[0] is Verdict.FASTER
+        assert verdict(1.0, 1.1, seed)[0] is TrialVerdict.SLOWER
+        assert verdict(1.0, 0.9, seed)[0] is TrialVerdict.FASTER
     same = [verdict(1.0, 1.0, seed)[0] for seed in range(100)]
-    assert same.count(Verdict.SLOWER) + same.count(Verdict.DOUBTFUL) <= 6
+    assert same.count(TrialVerdict.SLOWER) + same.count(TrialVerdict.DOUBTFUL) <= 6
     assert all(found is not None for found in same)
 
 
 def test_what_is_far_slower_has_few_requests():
     found, pairs = verdict(1.0, 3.0, 1)
-    assert found is Verdict.SLOWER and pairs <= EARLY + WARM_UP
+    assert found is TrialVerdict.SLOWER and pairs <= EARLY + WARM_UP
     noisy = [verdict(1.0, 1.0, seed, spread=0.6)[0] for seed in range(60)]
-    assert noisy.count(Verdict.SLOWER) <= 3
+    assert noisy.count(TrialVerdict.SLOWER) <= 3
 
 
 # ---- histograms of shapes -------------------------------------------------------------------------------------------
@@ -305,7 +317,7 @@ def test_a_histogram_is_bounded_and_loses_no_count():
 
 
 def test_what_requests_met_outlives_them():
-    meter = Meter(["x", "y"])
+    meter = ModelMeter(["x", "y"])
     mine = meter.of_request()
     for shape in ((2, 3), (2, 3), (4, 5)):
         mine.measured(dict, lambda shape=shape: [(shape, "f"), ((1,), "f")])
@@ -319,13 +331,13 @@ def test_what_requests_met_outlives_them():
 
 def test_an_inference_that_fails_is_over_and_not_counted():
     made = Activity()
-    meter = Meter(["x"], made)
+    meter = ModelMeter(["x"], made)
     mine = meter.of_request()
 
     def fail():
-        assert Gate(made.descriptor).is_serving
+        assert ActivityGate(made.descriptor).is_serving
         raise ValueError
 
     with pytest.raises(ValueError):
         mine.measured(fail, lambda: [((1,), "f")])
-    assert not Gate(made.descriptor).is_serving and not meter.met()
+    assert not ActivityGate(made.descriptor).is_serving and not meter.met()

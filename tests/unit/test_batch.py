@@ -11,9 +11,9 @@ import pytest
 from onnx import parser
 
 from tunewright import AsyncInferQueue, Core, InputError, RequestCancelled, UnsupportedError
-from tunewright.runtime import batch
-from tunewright.runtime.batch import BatchModel
-from tunewright.runtime.request import DeviceModel
+from tunewright.runtime.requests.request import DeviceModel
+from tunewright.runtime.several import batch
+from tunewright.runtime.several.batch import BatchModel
 from unit.made_devices import made
 from unit.test_multi import until
 

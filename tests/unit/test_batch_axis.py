@@ -18,8 +18,8 @@ from tunewright.ir.types import TensorType
 from tunewright.ops import lookup, names
 from tunewright.ops.base import OpSpec, Sample
 from tunewright.ops.infer import propagate
-from tunewright.plugins.batch_axis import _Proof, batched, why_not
-from tunewright.plugins.batch_rules import Unproven
+from tunewright.plugins.batching.batch_axis import _Proof, batched, why_not
+from tunewright.plugins.batching.batch_rules import Unproven
 from tunewright.settings import Settings
 from tunewright.testing import models
 

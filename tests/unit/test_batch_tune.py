@@ -7,11 +7,12 @@ import pytest
 from onnx import parser
 
 from tunewright import AsyncInferQueue, Core, tools
-from tunewright.plugins import batch, batch_tune, streams
+from tunewright.knowledge.streams import StreamsAnswer, StreamsFile, batch_of, told
+from tunewright.plugins import batch
+from tunewright.plugins.batching import batch_tune, streams
 from tunewright.plugins.single import SingleDevice, open_device
-from tunewright.runtime.batch import BatchModel
-from tunewright.runtime.request import DeviceModel, of_one_device
-from tunewright.tuning.streams import Answer, StreamsFile, batch_of, told
+from tunewright.runtime.requests.request import DeviceModel, of_one_device
+from tunewright.runtime.several.batch import BatchModel
 from unit.made_devices import made
 from unit.test_batch import MIXING, check, feed, network
 
@@ -217,7 +218,7 @@ def test_a_gpu_without_measurements(core, monkeypatch):
         assert choice.batch == 1 and "ReduceMax" in choice.why
         asked = []
         monkeypatch.setattr(
-            "tunewright.plugins.tune.tune", lambda plugin, *rest, **more: asked.append(plugin) or never()
+            "tunewright.model_tuning.model.tune", lambda plugin, *rest, **more: asked.append(plugin) or never()
         )
         with pytest.raises(AssertionError):
             core.tune(network(), feed(1), "GPU.7", config={**THROUGHPUT, "TUNE_RESULT_PATH": ""})
@@ -253,7 +254,7 @@ def test_answers_in_words(tmp_path):
     file = StreamsFile(tmp_path / "streams.json")
     assert file.forget(lambda key, answer: True) == {} and not file.path.exists()
     for name in "ab":
-        file.add(name, Answer(1, 8, {"1x8x8": 2.0}, 8, "enough", model=name))
+        file.add(name, StreamsAnswer(1, 8, {"1x8x8": 2.0}, 8, "enough", model=name))
     assert list(file.forget(lambda key, answer: key == "a")) == ["a"] and list(file.read()) == ["b"]
     assert file.find("b").batch == 8 and file.find("b").ended == "enough"
     content = json.loads(file.path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""`bench.Local` on real devices: candidates are compiled, checked and timed; whoever is wrong is out."""
+"""`bench.LocalMeasurer` on real devices: candidates are compiled, checked and timed; whoever is wrong is out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import pytest
 import opencl_runtime
 from tunewright.devices.base import Device, Queue, Target
 from tunewright.devices.host import HostDevice, cache_bytes, free_bytes
-from tunewright.devices.native.table import BoundTable, Table
+from tunewright.devices.native.table import BoundTable, LaunchTable
 from tunewright.ir.types import DType, TensorType, blocked
+from tunewright.measure import local as bench
+from tunewright.measure import timing_buffers
+from tunewright.measure.base import Candidate
+from tunewright.measure.local import LocalMeasurer, floor
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Kernel, Packing, Problem, Solver, solvers
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.tuning import bench, ring
-from tunewright.tuning.bench import Local, floor
-from tunewright.tuning.measure import Candidate
 
 F, INT = DType.FLOAT32, DType.INT64
 
@@ -55,7 +56,7 @@ def default(p: Problem, device: Device) -> Candidate:
 @pytest.mark.parametrize("name", REAL)
 def test_the_default_of_a_real_problem_passes(name: str) -> None:
     device, p = open_device("CPU"), REAL[name]
-    with Local(device) as local:
+    with LocalMeasurer(device) as local:
         assert local.pose(p) is None
         found = local.attempt(default(p, device))
         assert found.status is Status.OK, found.why
@@ -76,7 +77,7 @@ def test_compiling_is_told_apart_from_checking(monkeypatch: pytest.MonkeyPatch) 
         return built(self, source)
 
     monkeypatch.setattr(type(device), "build", slow)
-    with Local(device) as local:
+    with LocalMeasurer(device) as local:
         assert local.pose(p) is None
         found = local.attempt(default(p, device))
         assert found.status is Status.OK, found.why
@@ -91,17 +92,17 @@ def test_a_turn_is_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bench, "TURN", 0.05)  # several executions each, also where others use the machine
     launches: list[int] = []
     counts: list[int] = []
-    turn = Local._turn
+    turn = LocalMeasurer._turn
 
-    def counted(self: Local, binding: bench.Binding, count: int) -> float:
+    def counted(self: LocalMeasurer, binding: bench.Binding, count: int) -> float:
         before = self._queue.launches
         seconds = turn(self, binding, count)
         launches.append(self._queue.launches - before)
         counts.append(count)
         return seconds
 
-    monkeypatch.setattr(Local, "_turn", counted)
-    with Local(device) as local:
+    monkeypatch.setattr(LocalMeasurer, "_turn", counted)
+    with LocalMeasurer(device) as local:
         assert local.pose(p) is None
         found = local.attempt(default(p, device))
         assert found.status is Status.OK, found.why
@@ -114,18 +115,18 @@ def test_what_is_timed_finds_threads_awake_and_its_cost_known(monkeypatch: pytes
     """As in the middle of a network: waking threads and finding out how long a step takes is not the kernel's time."""
     device, p = open_device("CPU"), REAL["conv"]
     seen: list[str] = []
-    with Local(device, timing=seen.append) as local:
+    with LocalMeasurer(device, timing=seen.append) as local:
         assert local.pose(p) is None
-        rouse, bind = local._queue.rouse, Table.bind
+        rouse, bind = local._queue.rouse, LaunchTable.bind
 
-        def bound(self: Table, *given: Any) -> BoundTable:
+        def bound(self: LaunchTable, *given: Any) -> BoundTable:
             made = bind(self, *given)
             if len(given) == 2 and given[1][0] is not None:  # not for the check before it is timed
                 seen.append(f"known: {made.costs()[0] > 0}")
                 assert len(made.costs()) == len(self.parts) and len(set(made.costs())) == 1
             return made
 
-        monkeypatch.setattr(Table, "bind", bound)
+        monkeypatch.setattr(LaunchTable, "bind", bound)
         local._queue.rouse = lambda: (rouse(), seen.append("awake"))[0]  # type: ignore[method-assign]
         assert local.attempt(default(p, device)).status is Status.OK
     assert {tuple(seen[i : i + 4]) for i in range(0, len(seen), 4)} == {("known: True", "awake", "begin", "end")}
@@ -134,7 +135,7 @@ def test_what_is_timed_finds_threads_awake_and_its_cost_known(monkeypatch: pytes
 @opencl_runtime.needs_opencl
 def test_a_device_with_memory_of_its_own() -> None:
     device, p = opencl_runtime.device(shares_memory=False), REAL["matmul"]
-    with Local(device) as local:
+    with LocalMeasurer(device) as local:
         assert local.pose(p) is None
         assert local.attempt(default(p, device)).status is Status.OK
         assert local.attempt(("host.reference", {})).status is Status.FAILED
@@ -143,11 +144,11 @@ def test_a_device_with_memory_of_its_own() -> None:
 
 def test_slower_than_the_limit_is_only_probed() -> None:
     device, p = open_device("CPU"), REAL["softmax"]
-    with Local(device) as local:
+    with LocalMeasurer(device) as local:
         local.pose(p, regime="warm")
         found = local.attempt(default(p, device), limit=0.0)
         assert found.status is Status.OK and found.probed and len(found.samples) == 1
-        assert local.regime() == ring.Regime("warm", 1, 2 * 12 * 200 * 4)
+        assert local.regime() == timing_buffers.Regime("warm", 1, 2 * 12 * 200 * 4)
 
 
 @pytest.mark.parametrize(
@@ -160,14 +161,14 @@ def test_slower_than_the_limit_is_only_probed() -> None:
     ],
 )
 def test_what_is_refused_fails_and_says_why(candidate: Candidate, says: str) -> None:
-    with Local(open_device("CPU")) as local:
+    with LocalMeasurer(open_device("CPU")) as local:
         local.pose(REAL["matmul"], regime="warm")
         found = local.attempt(candidate)
         assert found.status is Status.FAILED and says in found.why
 
 
 def test_what_cannot_be_posed_says_why() -> None:
-    with Local(open_device("CPU")) as local:
+    with LocalMeasurer(open_device("CPU")) as local:
         assert "static" in (local.pose(problem("Relu", (2, None), out=(2, None))) or "")
         assert "regime" in (local.pose(MATMUL, regime="hot") or "")
         with pytest.raises(RuntimeError, match="posed"):
@@ -273,7 +274,7 @@ HOST = HostDevice("CPU.HOST")
 @pytest.mark.parametrize("run", [5, 6])
 def test_right_at_first_and_wrong_while_timed(change: Any, status: Status, says: str, run: int) -> None:
     solver = Acting(later(run, change), fine)
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(MATMUL, regime="warm")
         found = local.attempt((solver.id, {"n": 0}))
         assert found.status is status and says in found.why and found.samples == ()
@@ -283,7 +284,7 @@ def test_right_at_first_and_wrong_while_timed(change: Any, status: Status, says:
 
 def test_wrong_before_it_is_timed() -> None:
     solver = Acting(later(1, wrong), later(2, fails), later(1, fails))
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(MATMUL, regime="warm")
         assert local.attempt((solver.id, {"n": 0})).status is Status.WRONG
         assert [local.attempt((solver.id, {"n": n})).status for n in (1, 2)] == [Status.FAILED] * 2
@@ -292,7 +293,7 @@ def test_wrong_before_it_is_timed() -> None:
 
 def test_who_turns_wrong_in_a_race_falls_and_the_others_go_on() -> None:
     solver = Acting(fine, fine)
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(MATMUL, regime="warm")
         names: list[Candidate] = [(solver.id, {"n": n}) for n in range(2)]
         assert all(local.attempt(c).status is Status.OK for c in names)
@@ -308,7 +309,7 @@ def test_a_large_input_is_looked_at_in_the_end(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bench, "CHEAP", 0)
     only_first = problem("Shape", (8, 30), out=TensorType(INT, (2,)))
     solver = Acting(later(5, lambda i, o: i[0].fill(7)))
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(only_first, regime="warm")
         found = local.attempt((solver.id, {"n": 0}))
         assert found.status is Status.WRONG and "writes to its inputs" in found.why
@@ -316,7 +317,7 @@ def test_a_large_input_is_looked_at_in_the_end(monkeypatch: pytest.MonkeyPatch) 
 
 def test_when_one_of_twins_falls_the_other_is_judged_by_what_it_does() -> None:
     solver = Acting(fine, fine)
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(MATMUL, regime="warm")
         names: list[Candidate] = [(solver.id, {"n": n}) for n in range(2)]
         assert all(local.attempt(c).status is Status.OK for c in names)
@@ -330,7 +331,7 @@ def test_when_one_of_twins_falls_the_other_is_judged_by_what_it_does() -> None:
 
 def test_a_race_attempts_whom_it_does_not_know() -> None:
     solver = Acting(fine, later(1, wrong))
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(MATMUL, regime="warm")
         race = local.race([(solver.id, {"n": 0}), (solver.id, {"n": 1}), ("test.absent", {})], 4)
         assert len(race.samples[0]) == 4 and race.samples[1:] == ((), ())
@@ -344,11 +345,11 @@ def test_executions_rotate_through_the_ring() -> None:
     device = HostDevice("CPU.HOST")
     device.cache_bytes = 16 << 10
     solver = Acting(fine, fine)
-    with Local(device, [solver]) as local:
+    with LocalMeasurer(device, [solver]) as local:
         local.pose(MATMUL)
         regime = local.regime()
         slot = (8 * 30 + 30 * 9 + 8 * 9) * 4
-        assert regime == ring.Regime("cold", -(-(32 << 10) // slot), regime.copies * slot)
+        assert regime == timing_buffers.Regime("cold", -(-(32 << 10) // slot), regime.copies * slot)
         for n in range(2):
             assert local.attempt((solver.id, {"n": n})).status is Status.OK
         first, second = solver.made[0], solver.made[1]
@@ -365,7 +366,7 @@ def test_executions_rotate_through_the_ring() -> None:
 
 def test_twins_have_packed_weights_of_their_own_and_other_candidates_share_them() -> None:
     solver = Acting(fine, fine, packed=True)
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(MATMUL, regime="warm")
         one, other = ((solver.id, {"n": n}) for n in range(2))
         assert not local.race([one, one, other], 3).fallen
@@ -376,13 +377,13 @@ def test_twins_have_packed_weights_of_their_own_and_other_candidates_share_them(
 
 def test_a_tiny_problem_sweeps_the_caches_and_never_wraps_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     swept: list[int] = []
-    monkeypatch.setattr(ring.Sweeper, "__call__", lambda self: swept.append(1))
+    monkeypatch.setattr(timing_buffers.Sweeper, "__call__", lambda self: swept.append(1))
     tiny = problem("Relu", (4,), out=(4,))
     solver = Acting(fine)
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(tiny)
         regime = local.regime()
-        assert regime.copies == ring.MOST_SLOTS and regime.nbytes == 2 * HOST.cache_bytes
+        assert regime.copies == timing_buffers.MOST_SLOTS and regime.nbytes == 2 * HOST.cache_bytes
         assert local.attempt((solver.id, {"n": 0})).status is Status.OK
         before = len(swept)
         made = local._made()
@@ -394,11 +395,11 @@ def test_a_tiny_problem_sweeps_the_caches_and_never_wraps_within_a_turn(monkeypa
 
 
 def test_large_problems_have_two_copies_at_least_and_memory_is_bounded() -> None:
-    assert ring._slots(10**9, 64 << 20, 16e9) == 2
-    assert ring._slots(10**6, 64 << 20, 16e9) == 68
-    assert ring._slots(10**6, 64 << 20, 40e6) == 10
-    assert ring._slots(1, 64 << 20, 16e9) == ring.MOST_SLOTS
-    with Local(HOST, [Acting(fine)]) as local:
+    assert timing_buffers._slots(10**9, 64 << 20, 16e9) == 2
+    assert timing_buffers._slots(10**6, 64 << 20, 16e9) == 68
+    assert timing_buffers._slots(10**6, 64 << 20, 40e6) == 10
+    assert timing_buffers._slots(1, 64 << 20, 16e9) == timing_buffers.MOST_SLOTS
+    with LocalMeasurer(HOST, [Acting(fine)]) as local:
         local.pose(MATMUL)
         with pytest.raises(MemoryError, match="copies for timing"):
             local._made().reserve(1 << 60)
@@ -407,7 +408,7 @@ def test_large_problems_have_two_copies_at_least_and_memory_is_bounded() -> None
 def test_bindings_that_were_not_used_for_long_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MOST_BOUND", 3)
     solver = Acting(*[fine] * 6, packed=True)
-    with Local(HOST, [solver]) as local:
+    with LocalMeasurer(HOST, [solver]) as local:
         local.pose(MATMUL, regime="warm")
         for n in range(6):
             assert local.attempt((solver.id, {"n": n})).status is Status.OK
@@ -420,7 +421,7 @@ def test_bindings_that_were_not_used_for_long_are_dropped(monkeypatch: pytest.Mo
 def test_the_hook_is_told_of_timed_stretches() -> None:
     told: list[str] = []
     solver = Acting(fine)
-    with Local(HOST, [solver], timing=told.append) as local:
+    with LocalMeasurer(HOST, [solver], timing=told.append) as local:
         local.pose(MATMUL, regime="warm")
         found = local.attempt((solver.id, {"n": 0}))
         assert told == ["begin", "end"] * (len(found.samples) + 2)
@@ -445,6 +446,6 @@ def test_the_floor_is_far_below_what_hardware_can_do() -> None:
 def test_sweeping_reads_pages_of_its_own() -> None:
     """Memory that was never written to is one page of zeros, and would push nothing out."""
     queue = HOST.queue()
-    sweeper = ring.Sweeper(HOST, queue, 1 << 20)
+    sweeper = timing_buffers.Sweeper(HOST, queue, 1 << 20)
     assert sum(part.nbytes for part in sweeper.parts) >= 1 << 20 and all(part.all() for part in sweeper.parts)
     sweeper()

@@ -15,10 +15,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 CODE = """
 import json, os, sys
-from tunewright.devices import building
+from tunewright.devices import build_options as building
 from tunewright.settings import Settings
-from tunewright.solvers.triton import compile, compile_many as pool
-from tunewright.solvers.triton.text import HEAD
+from tunewright.solvers.triton.source import compile, compile_many as pool
+from tunewright.solvers.triton.source.text import HEAD
 text = HEAD + "@triton.jit\\ndef kernel(x, y):\\n    at = tl.arange(0, 64)\\n    tl.store(y + at, tl.load(x + at) + "
 wanted = [
     compile.Wanted(f"{text}{k})\\n", "kernel", ("*fp32 16", "*fp32 16"), (), (), 90) for k in range(3)

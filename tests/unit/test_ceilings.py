@@ -10,13 +10,13 @@ from tunewright.devices.null import NullDevice
 from tunewright.errors import DeviceError
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure import ceilings as module
+from tunewright.measure import local
+from tunewright.measure.ceilings import Ceilings, best_of, ceilings, work_of
 from tunewright.ops.base import Work
 from tunewright.plugins.single import open_device, visible
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning import bench
-from tunewright.tuning import ceilings as module
-from tunewright.tuning.ceilings import Ceilings, best_of, ceilings, work_of
 
 CPU = open_device("CPU")
 #: what compiles C here: the CPU device, and runtimes of OpenCL
@@ -97,7 +97,7 @@ def test_ceilings_are_measured_once_and_lie_where_hardware_does(name):
     top = ceilings(device)
     assert ceilings(device) is top and not top.why
     # a kernel whose loop the compiler had dropped would be far above
-    most = bench.CORE_BYTES / 4 * 2 * 2 * bench.CLOCK * device.target.units
+    most = local.CORE_BYTES / 4 * 2 * 2 * local.CLOCK * device.target.units
     assert 1e8 < top.flops < most
     assert 1e8 < top.bandwidth < 2e12
 

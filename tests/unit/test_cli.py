@@ -354,7 +354,7 @@ def test_an_interrupt_ends_what_does_not_hear_it(ours, code):
     """As a compiler: the command ends. A program that uses what commands are made of does not."""
     script = f"""
 import hashlib, os, signal, sys, threading
-from tunewright.tools import common, interrupts
+from tunewright.tools.shared import console as common, interrupts
 interrupts.ours, interrupts.PATIENCE, interrupts.GRACE = {ours}, 0.1, 0.1
 try:
     with common.working("compiling"):

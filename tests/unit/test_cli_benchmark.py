@@ -18,8 +18,19 @@ import tunewright
 from tunewright import Core, Preprocess
 from tunewright.errors import InputError
 from tunewright.settings import Settings
-from tunewright.tools import benchmark_chart, benchmark_measure, benchmark_run, benchmark_sweep
-from tunewright.tools.benchmark_data import batch_size, check_batch, gather, with_batch
+from tunewright.tools.benchmark import (
+    chart as benchmark_chart,
+)
+from tunewright.tools.benchmark import (
+    measure as benchmark_measure,
+)
+from tunewright.tools.benchmark import (
+    run as benchmark_run,
+)
+from tunewright.tools.benchmark import (
+    sweep,
+)
+from tunewright.tools.benchmark.data import batch_size, check_batch, gather, with_batch
 
 pillow = pytest.importorskip("PIL.Image")
 
@@ -377,8 +388,8 @@ def test_an_interrupt_ends_a_sweep_with_what_is_there(call, model, tmp_path, mon
             raise KeyboardInterrupt
         return measure(*args, **more)
 
-    measure = benchmark_sweep.measure
-    monkeypatch.setattr(benchmark_sweep, "measure", until_third)
+    measure = sweep.measure
+    monkeypatch.setattr(sweep, "measure", until_third)
     code, out, _ = call("benchmark", model, "--sweep", "--streams", "1", "--requests", "1-4", "--batch", "1", "-t",
                         0.02, "-d", "CPU.HOST", "--report", target)  # fmt: skip
     report = json.loads(target.read_text())

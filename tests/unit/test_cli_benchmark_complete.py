@@ -13,7 +13,7 @@ import pytest
 from tunewright import settings, tools
 from tunewright.plugins.single import visible
 from tunewright.settings import Settings
-from tunewright.tools import complete
+from tunewright.tools.shared import complete
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tunewright.errors import InputError
-from tunewright.tools.benchmark_advice import Facts, Kernel, advise, origin_word
-from tunewright.tools.benchmark_chart import lines, nice
-from tunewright.tools.benchmark_measure import Result
-from tunewright.tools.benchmark_run import Lists, parse_latency, parse_percentiles
-from tunewright.tools.benchmark_statistics import SLICES, Slices, compare, difference, statistics, thinned
-from tunewright.tools.benchmark_sweep import Axes, Point, doubling, frontier, sweet_spot, whole_numbers
+from tunewright.tools.benchmark.advice import Facts, NodeKernel, advise, origin_word
+from tunewright.tools.benchmark.chart import lines, nice
+from tunewright.tools.benchmark.measure import BenchmarkResult
+from tunewright.tools.benchmark.run import Lists, parse_latency, parse_percentiles
+from tunewright.tools.benchmark.statistics import SLICES, TimeSlices, compare, difference, statistics, thinned
+from tunewright.tools.benchmark.sweep import Axes, SweepPoint, doubling, frontier, sweet_spot, whole_numbers
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------
@@ -29,15 +29,15 @@ def test_statistics_of_known_samples():
 def test_slices_cover_every_inference_once():
     latencies = [0.01] * 50 + [0.03] * 50
     ends = np.cumsum(latencies).tolist()
-    found = Slices.of(latencies, ends, 0.0)
+    found = TimeSlices.of(latencies, ends, 0.0)
     assert len(found.latencies) == len(found.rates) == 33
     assert found.latencies[0] == 0.01 and found.latencies[-1] == 0.03
     assert found.rates[0] == pytest.approx(100) and found.rates[-1] == pytest.approx(1 / 0.03)
     # as much work as there was: the slices' times add up
     counts = np.diff([round(k * 100 / 33) for k in range(34)])
     assert sum(counts / np.asarray(found.rates)) == pytest.approx(ends[-1])
-    assert len(Slices.of([0.01] * 10_000, np.cumsum([0.01] * 10_000), 0.0).rates) == SLICES
-    assert Slices.of([0.01], [0.01], 0.0).latencies == [0.01]
+    assert len(TimeSlices.of([0.01] * 10_000, np.cumsum([0.01] * 10_000), 0.0).rates) == SLICES
+    assert TimeSlices.of([0.01], [0.01], 0.0).latencies == [0.01]
     assert thinned(list(range(5000))) == list(range(0, 5000, 5))
 
 
@@ -129,7 +129,7 @@ def test_advice_about_streams():
 
 
 def kernel(name, origin="shipped", on_host=False, share=None, gain=None, op="Conv"):
-    return Kernel(name, op, "k", origin, on_host, share, gain)
+    return NodeKernel(name, op, "k", origin, on_host, share, gain)
 
 
 def test_advice_about_kernels():
@@ -177,8 +177,8 @@ def test_origins_in_one_word():
 # -- sweep ------------------------------------------------------------------------------------------------------------
 def point(label, ms, rate, batch=None):
     """A point whose every inference took so long, and so many were done in a second."""
-    made = Point(1, 1, batch, label=label)
-    made.result = Result(latencies=[ms / 1e3] * 10, seconds=10 / rate * (batch or 1))
+    made = SweepPoint(1, 1, batch, label=label)
+    made.result = BenchmarkResult(latencies=[ms / 1e3] * 10, seconds=10 / rate * (batch or 1))
     return made
 
 
@@ -193,13 +193,15 @@ def test_frontier_and_sweet_spot():
 
 
 def test_turns_are_added_as_if_they_had_followed_each_other():
-    one = Result(latencies=[0.1, 0.1], runs=[0.1, 0.1], hosts=[0, 0], copies=[0, 0], ends=[5.1, 5.2], begin=5.0,
+    one = BenchmarkResult(latencies=[0.1, 0.1], runs=[0.1, 0.1], hosts=[0, 0], copies=[0, 0], ends=[5.1, 5.2], begin=5.0,
                  seconds=0.2, launches=2)  # fmt: skip
-    two = Result(latencies=[0.2], runs=[0.2], hosts=[0], copies=[0], ends=[9.2], begin=9.0, seconds=0.2, launches=1)
+    two = BenchmarkResult(
+        latencies=[0.2], runs=[0.2], hosts=[0], copies=[0], ends=[9.2], begin=9.0, seconds=0.2, launches=1
+    )
     one.add(two)
     assert one.seconds == pytest.approx(0.4) and one.launches == 3 and one.begin == 5.0
     assert one.ends == pytest.approx([5.1, 5.2, 5.4])
-    empty = Result()
+    empty = BenchmarkResult()
     empty.add(one)
     assert empty.begin == 5.0 and empty.ends == one.ends
 

@@ -17,8 +17,8 @@ from tunewright import tools
 from tunewright.errors import InputError
 from tunewright.ir.graph import Node
 from tunewright.plugins.single import SingleDevice
-from tunewright.runtime import ranges, trace
-from tunewright.runtime.trace import Trace
+from tunewright.runtime.insight import profiler_ranges, timeline
+from tunewright.runtime.insight.timeline import Trace
 from tunewright.settings import Settings
 
 
@@ -225,13 +225,13 @@ def test_devices_that_share_requests_and_models_in_parts(tmp_path, capsys):
     ],
 )
 def test_names_say_the_operation_first(name, op, shown):
-    assert trace._short(Node(op, name, {})) == shown
+    assert timeline._short(Node(op, name, {})) == shown
 
 
 @pytest.mark.parametrize("first", [257_000, 531_710_000, 8_724_172_760_000])
 def test_microseconds_are_the_same_nanoseconds_again(first):
     numbers = range(first, first + 10_000)
-    assert all(int(trace._microseconds(n) * 1000) == n for n in numbers)
+    assert all(int(timeline._microseconds(n) * 1000) == n for n in numbers)
     assert any(int(n / 1000 * 1000) != n for n in numbers), "else a plain division would do"
 
 
@@ -277,13 +277,13 @@ def test_another_clock_is_brought_to_the_hosts(model):
 
 def test_one_trace_at_a_time_and_no_more_than_fits(model, monkeypatch, tmp_path):
     compiled = tunewright.Core().compile_model(model, "CPU.HOST")
-    monkeypatch.setattr(trace, "MOST", 2)
+    monkeypatch.setattr(timeline, "MOST", 2)
     with Trace() as recorder:
         with pytest.raises(InputError, match="is being recorded"), Trace():
             pass
         for _ in range(5):
             compiled(X)
-    assert trace.active is None
+    assert timeline.active is None
     assert len(recorder) == 2 and recorder.dropped == 3
     recorder.save(tmp_path / "t.json")
     assert json.loads((tmp_path / "t.json").read_text())["otherData"] == {"dropped_events": 3}
@@ -315,10 +315,10 @@ def test_ranges_of_other_tools(model, tmp_path, monkeypatch):
     for name in ("nvtx", "ittapi"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     compiled = tunewright.Core({"JOIN_LAUNCHES": "NO"}).compile_model(model, "CPU.HOST")
-    with ranges.listening() as found:
+    with profiler_ranges.listening() as found:
         assert found == ["nvtx", "ittapi"]
         compiled(X)
-    assert ranges.active is None
+    assert profiler_ranges.active is None
     for name in found:
         diary = sys.modules.pop(name).diary
         assert diary[0] == ("tunewright", "inference on CPU.HOST") and diary[-1] == "end"
@@ -326,9 +326,9 @@ def test_ranges_of_other_tools(model, tmp_path, monkeypatch):
 
 
 def test_without_the_packages_nothing_listens(monkeypatch):
-    monkeypatch.setattr(ranges, "installed", list)
-    with ranges.listening() as found:
-        assert found == [] and ranges.active is None
+    monkeypatch.setattr(profiler_ranges, "installed", list)
+    with profiler_ranges.listening() as found:
+        assert found == [] and profiler_ranges.active is None
 
 
 def test_the_kernels_of_one_launch_end_with_it(model):

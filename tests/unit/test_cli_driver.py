@@ -15,15 +15,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from tunewright import Core, tools
+from tunewright.knowledge.open_databases import open_user
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
 from tunewright.tools.driver import SCHEMA
-from tunewright.tuning import dump, session
-from tunewright.tuning.command import from_line
-from tunewright.tuning.command_form import CLASSES
-from tunewright.tuning.places import open_user
-from tunewright.tuning.suggest import driver
+from tunewright.tuning import session
+from tunewright.tuning.offline import dump
+from tunewright.tuning.offline.command import from_line
+from tunewright.tuning.offline.command_form import CLASSES
+from tunewright.tuning.suggested_commands import driver
 from tunewright.tuning.tuner import Origin, Tuner
 
 opencl = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")

@@ -8,14 +8,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tunewright.knowledge import open_databases
+from tunewright.measure.ceilings import Ceilings
 from tunewright.plugins.single import open_device
-from tunewright.runtime.explain import explain
+from tunewright.runtime.insight.explain import explain
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
 from tunewright.tools.explain import looking
 from tunewright.tools.explain_view import gain_cell, operations, origin_lines, summary, what_runs
-from tunewright.tuning import places
-from tunewright.tuning.ceilings import Ceilings
 from unit.kb_records import exact
 
 needs_opencl = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
@@ -79,7 +79,7 @@ def test_without_timing_there_are_no_times(call, model):
 @needs_opencl
 def test_what_to_tune_next(call, model, monkeypatch):
     # A product of half a microsecond may be above what was measured as the roofline on a busy machine.
-    monkeypatch.setattr("tunewright.runtime.explain.ceilings", lambda device: Ceilings(1e15, 1e15))
+    monkeypatch.setattr("tunewright.runtime.insight.explain.ceilings", lambda device: Ceilings(1e15, 1e15))
     _, out, _ = call("explain", model, "-s", "n=6", "-n", 3)
     text = " ".join(out.split())
     assert "What to tune next" in text and "1. " in text
@@ -198,7 +198,7 @@ def knowing(model, tmp_path):
     step = next(s for s in compiled.program.plans[-1].steps if s.choice is not None)
     problem, choice = Problem.of(step.node), step.choice
     config = next(c for c in choice.solver.space(problem, open_device("CPU").target) if c != choice.config)
-    database = places.open_user(Settings.make(settings, Settings()))
+    database = open_databases.open_user(Settings.make(settings, Settings()))
     default = (choice.solver.id, choice.config)
     database.add([
         exact(problem, config, "CPU", default=default, gain=(1.5, 1.4, 1.6)),
@@ -253,14 +253,14 @@ def test_texts_of_a_row(model, knowing):
     from dataclasses import replace
 
     from tunewright import Core
-    from tunewright.tuning.key import Kind, Match
+    from tunewright.knowledge.key import KeyMatch, MatchKind
 
     options, _, _ = knowing
     compiled = Core({"USER_DB_PATH": options[1].partition("=")[2]}).compile_model(model)
     layers = explain(compiled, {"x": np.ones((6, 32), np.float32)}, count=2)
     first = layers[0]
     assert origin_lines(first) == "user" and gain_cell(first) == "1.50x\n1.40-1.60"
-    other = replace(first, match=Match(Kind.PROVISIONAL, ("software",)))
+    other = replace(first, match=KeyMatch(MatchKind.PROVISIONAL, ("software",)))
     assert origin_lines(other) == "user\nprovisional:\nsoftware"
     long = replace(first, fused=("Add", "Mul", "Sigmoid", "Mul", "Add", "Relu"), inside="loop.body")
     assert what_runs(long).startswith("MatMul + Add + Mul + Sigmoid + Mul + 2 more in loop.body: opencl.")

@@ -13,7 +13,7 @@ from tunewright import Core, InputError, Settings
 from tunewright.frontend.model import Model
 from tunewright.ir.graph import Graph
 from tunewright.ir.types import DType, OptionalType, SequenceType, TensorType
-from tunewright.tools.inputs import Sizes, concrete, make_feed, parse_shapes, random_tensor, read_value
+from tunewright.tools.shared.inputs import DimensionSizes, concrete, make_feed, parse_shapes, random_tensor, read_value
 
 
 def model_of(**inputs):
@@ -98,7 +98,7 @@ def test_an_unknown_rank_needs_a_shape():
     ],
 )
 def test_literals(text, type, want):
-    value = read_value(text, type, "x", Sizes(Settings()))
+    value = read_value(text, type, "x", DimensionSizes(Settings()))
     assert value.dtype == type.dtype.numpy
     np.testing.assert_array_equal(value, want)
 
@@ -106,7 +106,7 @@ def test_literals(text, type, want):
 @pytest.mark.parametrize("text", ["1.5", "[[1], [2, 3]]", '"a"', "{}"])
 def test_literals_that_do_not_fit(text):
     with pytest.raises(InputError):
-        read_value(text, TensorType(DType.INT64, (2,)), "x", Sizes(Settings()))
+        read_value(text, TensorType(DType.INT64, (2,)), "x", DimensionSizes(Settings()))
 
 
 def test_files(tmp_path):
@@ -115,7 +115,7 @@ def test_files(tmp_path):
     np.savez(tmp_path / "many.npz", x=x, other=x + 1)
     np.savez(tmp_path / "one.npz", other=x + 1)
     (tmp_path / "t.pb").write_bytes(numpy_helper.from_array(x).SerializeToString())
-    settings = Sizes(Settings())
+    settings = DimensionSizes(Settings())
     np.testing.assert_array_equal(read_value(str(tmp_path / "many.npz"), type, "x", settings), x)
     np.testing.assert_array_equal(read_value(str(tmp_path / "one.npz"), type, "x", settings), x + 1)
     np.testing.assert_array_equal(read_value(str(tmp_path / "t.pb"), type, "x", settings), x)
@@ -126,7 +126,7 @@ def test_files(tmp_path):
 def test_a_pickle_is_not_opened(tmp_path):
     np.save(tmp_path / "evil.npy", np.asarray([{}], object), allow_pickle=True)
     with pytest.raises(InputError, match="cannot be read as an array"):
-        read_value(str(tmp_path / "evil.npy"), TensorType(DType.FLOAT32, (1,)), "x", Sizes(Settings()))
+        read_value(str(tmp_path / "evil.npy"), TensorType(DType.FLOAT32, (1,)), "x", DimensionSizes(Settings()))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"PK\x03\x04 broken", b"\xff" * 64])
@@ -135,7 +135,7 @@ def test_broken_files(tmp_path, data, ending):
     path = tmp_path / f"x.{ending}"
     path.write_bytes(data)
     try:
-        read_value(str(path), TensorType(DType.FLOAT32, (1,)), "x", Sizes(Settings()))
+        read_value(str(path), TensorType(DType.FLOAT32, (1,)), "x", DimensionSizes(Settings()))
     except InputError:
         return
     assert ending == "pb" and data == b""  # an empty message is an empty tensor; the request refuses it
@@ -213,10 +213,10 @@ def test_preprocess_in_python(pictures):
 
 
 def test_advice_names_the_options_that_the_model_ran_with(pictures):
-    from tunewright.tools.benchmark_run import Bench, Wish, _again
+    from tunewright.tools.benchmark.run import Bench, BenchmarkOptions, _again
 
     how = "x=u8,hwc,mean=1:2:3"
-    wish = Wish(str(pictures), "CPU", {}, None, None, 0, None, None, 1, 0, [50.0], preprocess=[how])
+    wish = BenchmarkOptions(str(pictures), "CPU", {}, None, None, 0, None, None, 1, 0, [50.0], preprocess=[how])
     read = Core().read_model(pictures)
     bench, made = Bench(Core(), read, 0.0, wish), Core().compile_model(read, "CPU.HOST")
     assert _again(bench, read, made).options == ["--preprocess", how]

@@ -10,19 +10,19 @@ import pytest
 
 from tunewright import tools
 from tunewright.errors import TunewrightError
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.open_databases import open_user
+from tunewright.knowledge.record import to_line
+from tunewright.knowledge.shared import SharedDatabase
+from tunewright.knowledge.sqlite import SqliteDatabase
+from tunewright.knowledge.system import write_lines
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.settings import Settings
 from tunewright.solvers.base import solvers
-from tunewright.tools.kb_view import config_text, known, problem_text, safe, sparkline
-from tunewright.tuning.database import MemoryDatabase
+from tunewright.tools.kb.view import config_text, known, problem_text, safe, sparkline
 from tunewright.tuning.evidence import EXTENT
-from tunewright.tuning.lookup import Layer, Lookup
-from tunewright.tuning.places import open_user
-from tunewright.tuning.record import to_line
-from tunewright.tuning.shared import SharedDatabase
-from tunewright.tuning.sqlite import SqliteDatabase
-from tunewright.tuning.system import write_lines
+from tunewright.tuning.lookup import KnowledgeLayer, Lookup
 from unit.kb_records import FOREIGN, NULL, exact, fault, here, measurement, problem
 
 COMMANDS = ("path", "list", "show", "stats", "diff", "merge", "export", "import", "verify", "prune", "repair", "train",
@@ -411,7 +411,8 @@ def test_what_moves_tells_programs_too(call, user, mine, tmp_path):
         found = json.loads(call(command, tmp_path / "x.jsonl", "--dry-run", "--json")[1])
         assert (found["new"], found["damaged"], found["dry_run"]) == (4, 0, True)
         assert [(row["processor"], row["device"], row["new"]) for row in found["sources"]] == [
-            (here().processor, "cpu", 1), (here("CPU").processor, "cpu", 3)
+            (here().processor, "cpu", 1),
+            (here("CPU").processor, "cpu", 3),
         ]
     user.add(mine)
     found = json.loads(call("prune", "--faults", "--dry-run", "--json")[1])
@@ -628,7 +629,7 @@ def test_answers_are_those_of_the_lookup():
             )  # fmt: skip
             if rng.random() < 0.2:
                 layers[name].add([fault(posed, solver="any", config={"tile": rng.randint(1, 3)})])
-        answer = Lookup([Layer(*pair) for pair in layers.items()]).ask(
+        answer = Lookup([KnowledgeLayer(*pair) for pair in layers.items()]).ask(
             posed, device.target, [solver], lambda s: None, ("any", Config(tile=1))
         )
         rows = known(layers)
@@ -647,7 +648,7 @@ def test_texts():
 
 
 def test_a_stored_problem_must_be_the_one_of_the_key():
-    from tunewright.tools.kb_ask import pose
+    from tunewright.tools.kb.ask import pose
 
     assert pose(measurement()).key() == problem().key()
     with pytest.raises(TunewrightError, match="is not the one in its key"):

@@ -8,14 +8,14 @@ import json
 import pytest
 
 from tunewright import tools
+from tunewright.knowledge.key import Where
+from tunewright.knowledge.open_databases import open_user
+from tunewright.knowledge.system import write_lines
 from tunewright.plugins.single import open_device
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import solvers
-from tunewright.tools.kb_ask import Asked
-from tunewright.tuning.key import Where
-from tunewright.tuning.places import open_user
-from tunewright.tuning.system import write_lines
+from tunewright.tools.kb.ask import AskedDevice
 from unit.kb_records import FOREIGN, exact, measurement, problem
 
 #: a few microseconds, so that there are rounds enough on a busy machine; and one where a kernel is far ahead of numpy
@@ -62,7 +62,7 @@ def decided(verify):
 def stored(op, gain=UNBELIEVABLE, **about):
     """A measurement that numpy is faster than the default kernel, which it is on no machine."""
     posed, device = problem(op, BIG), open_device("CPU")
-    solver = Asked("CPU", {}, Settings()).solvers(posed)[0]
+    solver = AskedDevice("CPU", {}, Settings()).solvers(posed)[0]
     numpy = next(s for s in solvers() if s.id == "host.reference")
     default = Config(solver.default(posed, device.target))
     return exact(posed, Config(), "CPU", solver=numpy, gain=gain, default=(solver.id, default), **about)
@@ -71,7 +71,7 @@ def stored(op, gain=UNBELIEVABLE, **about):
 def test_what_drifted_answers_no_more(verify, user, tmp_path):
     """Of the user and of the system alike: what is measured now is the user's, and the newest."""
     write_lines(tmp_path / "system" / "system.jsonl", [stored("Softmax")])
-    asked = Asked("CPU", {"user": user}, Settings())
+    asked = AskedDevice("CPU", {"user": user}, Settings())
     code, rows, err = decided(verify)
     assert code == 1 and not err
     row = rows["Softmax"]
@@ -86,10 +86,10 @@ def test_what_drifted_answers_no_more(verify, user, tmp_path):
 
 def test_what_is_still_faster_holds(verify, user, monkeypatch):
     """The kernel against numpy as the default: several times as fast on any machine."""
-    solver = Asked("CPU", {}, Settings()).solvers(problem("Softmax", BIG))[0]
+    solver = AskedDevice("CPU", {}, Settings()).solvers(problem("Softmax", BIG))[0]
     config = solver.default(problem("Softmax", BIG), open_device("CPU").target)
     user.add([exact(problem("Softmax", BIG), config, "CPU", gain=(1.2, 1.1, 1.3), date="2020-01-01T00:00:00Z")])
-    monkeypatch.setattr(Asked, "default", lambda self, problem: ("host.reference", Config()))
+    monkeypatch.setattr(AskedDevice, "default", lambda self, problem: ("host.reference", Config()))
     code, rows, _ = decided(verify)
     assert code == 0
     assert rows["Softmax"]["verdict"] == "holds" and rows["Softmax"]["now"]["low"] > 1

@@ -162,8 +162,8 @@ def test_tune_gives_each_its_time(device, parts, model, tmp_path, capsys):
 def test_tune_tunes_the_subgraphs_of_hetero(model, tmp_path, capsys):
     """What is tuned are the problems that HETERO poses, for the devices it poses them to: so it finds the answers."""
     from tunewright import Core
+    from tunewright.knowledge.key import WHERE_FIELDS, Where
     from tunewright.solvers.base import Problem
-    from tunewright.tuning.key import WHERE_FIELDS, Where
 
     onnx.save(parser.parse_model(CHAIN), model)
     (tmp_path / "affinity.json").write_text(json.dumps(AFFINITY))
@@ -174,7 +174,9 @@ def test_tune_tunes_the_subgraphs_of_hetero(model, tmp_path, capsys):
     out, err = capsys.readouterr()
     headings = {line.rpartition(", ")[0] for line in out.splitlines() if line.endswith(" s")}
     assert headings == {"subgraph 0 on CPU", "subgraph 1 on CPU.NATIVE", "subgraph 3 on CPU"}
-    assert "subgraph 2 on CPU.HOST: it runs reference operations, which cannot be tuned" in err and "otherwise" not in err
+    assert (
+        "subgraph 2 on CPU.HOST: it runs reference operations, which cannot be tuned" in err and "otherwise" not in err
+    )
     files = {c["model"]: c for c in (json.loads(file.read_text()) for file in folder.iterdir())}
     assert set(files) == {f"{model}, subgraph {n} of 4" for n in (0, 1, 3)}
     compiled = Core({"HETERO_AFFINITY": str(tmp_path / "affinity.json")}).compile_model(model, hetero)
@@ -257,14 +259,16 @@ def test_python_tunes_one_device_at_a_time(model):
     from tunewright import Core
     from tunewright.errors import DeviceError
 
-    with pytest.raises(DeviceError, match=r"stands for several devices \(tune CPU, CPU.HOST one by one; `Core.apart` returns them\)"):
+    with pytest.raises(
+        DeviceError, match=r"stands for several devices \(tune CPU, CPU.HOST one by one; `Core.apart` returns them\)"
+    ):
         Core().tune(model, {"x": np.ones((1, 8), np.float32)}, "MULTI:CPU,CPU.HOST", 1.0)
 
 
 def test_counters_tell_subgraphs_and_devices(model, tmp_path, capsys):
-    from tunewright.runtime.counters import Row, Status
-    from tunewright.tools.benchmark_measure import Result, accumulate
-    from tunewright.tools.benchmark_report import show_counters
+    from tunewright.runtime.insight.counters import CounterRow, NodeStatus
+    from tunewright.tools.benchmark.measure import BenchmarkResult, accumulate
+    from tunewright.tools.benchmark.report import show_counters
 
     (tmp_path / "affinity.json").write_text('{"relu": "CPU.HOST", "add": "CPU"}')
     how = ["-d", "HETERO:CPU,CPU.HOST", "-c", f"HETERO_AFFINITY={tmp_path / 'affinity.json'}", "-n", "5", "--pc"]
@@ -277,9 +281,11 @@ def test_counters_tell_subgraphs_and_devices(model, tmp_path, capsys):
     assert {(row["name"], row["device"], row["subgraph"]) for row in counters} == {
         ("relu", "CPU.HOST", 0), ("add", "CPU", 1)
     }  # fmt: skip
-    result = Result()  # of MULTI: the same nodes, on whichever device was free
+    result = BenchmarkResult()  # of MULTI: the same nodes, on whichever device was free
     for device, seconds in (("CPU", 1e-3), ("CPU.HOST", 5e-3), ("CPU", 3e-3)):
-        accumulate(result, [Row("add", "Add", Status.EXECUTED, "k", device_seconds=seconds, calls=1, device=device)])
+        accumulate(
+            result, [CounterRow("add", "Add", NodeStatus.EXECUTED, "k", device_seconds=seconds, calls=1, device=device)]
+        )
     assert [(row.device, row.device_seconds) for row in result.rows] == [("CPU", 4e-3), ("CPU.HOST", 5e-3)]
     show_counters(result)
     shown = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("add")]

@@ -57,7 +57,7 @@ def test_mistakes_exit_with_2_and_say_what_is_wrong(options, what, model, capsys
 
 
 def test_benchmark_begins_sequences_anew(model, tmp_path, capsys, monkeypatch) -> None:
-    from tunewright.runtime.stateful import StatefulRequest
+    from tunewright.runtime.requests.stateful import StatefulRequest
 
     lengths = []
     run = StatefulRequest.run

@@ -19,17 +19,17 @@ from onnx import parser
 
 import opencl_runtime
 from tunewright import Core, settings
-from tunewright.devices import building
+from tunewright.devices import build_options
 from tunewright.devices.base import Hints
-from tunewright.devices.native import cores
+from tunewright.devices.native import usable_cores as cores
 from tunewright.errors import InputError, SettingsError
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure import compile_pool
 from tunewright.plugins.metrics import supported
 from tunewright.plugins.single import open_device
-from tunewright.runtime.request import DeviceModel
+from tunewright.runtime.requests.request import DeviceModel
 from tunewright.settings import Settings
-from tunewright.solvers.triton import compile_many
-from tunewright.tuning import ahead
+from tunewright.solvers.triton.source import compile_many
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "config-keys.md"
@@ -241,24 +241,24 @@ def test_threads_are_spread_over_nodes(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_kernels_are_built_on_as_many_threads_as_are_allowed(monkeypatch) -> None:
-    monkeypatch.setattr(building, "cpu_count", lambda: 4)
-    monkeypatch.setattr("tunewright.solvers.triton.compile_many.free_bytes", lambda: None)
-    monkeypatch.setattr(ahead, "free_bytes", lambda: None)
+    monkeypatch.setattr(build_options, "cpu_count", lambda: 4)
+    monkeypatch.setattr("tunewright.solvers.triton.source.compile_many.free_bytes", lambda: None)
+    monkeypatch.setattr(compile_pool, "free_bytes", lambda: None)
     for key in ("COMPILATION_NUM_THREADS", "MAX_NUM_THREADS", "GPU_MAX_NUM_THREADS"):
         for given, want in ((3, 3), (0, 4), (-2, 4), (99, 4), (1, 1)):
             made = Settings.make({key: given})
-            with building.using(made):
+            with build_options.using(made):
                 assert compile_many.cores() == want
-            assert ahead.useful(True, made.compilation_num_threads) == want
+            assert compile_pool.useful(True, made.compilation_num_threads) == want
     assert compile_many.cores() == 4  # outside
 
 
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="the system has no niceness")
 def test_what_builds_kernels_with_low_priority_gives_way() -> None:
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    for priority, want in (("LOW", min(19, mine + building.GIVES_WAY)), ("ANY", mine), ("HIGH", mine)):
+    for priority, want in (("LOW", min(19, mine + build_options.GIVES_WAY)), ("ANY", mine), ("HIGH", mine)):
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-            building.settle(child.pid, Settings.make({"HOST_TASK_PRIORITY": priority}).gpu_host_task_priority)
+            build_options.settle(child.pid, Settings.make({"HOST_TASK_PRIORITY": priority}).gpu_host_task_priority)
             assert os.getpriority(os.PRIO_PROCESS, child.pid) == want
             child.communicate(b"\n")
 
@@ -266,9 +266,9 @@ def test_what_builds_kernels_with_low_priority_gives_way() -> None:
 def test_cores_of_a_hybrid_processor_are_chosen_by_kind(tmp_path: Path, monkeypatch) -> None:
     first = min(os.sched_getaffinity(0))
     (tmp_path / "atom").write_text(f"{first}\n")
-    monkeypatch.setattr(building, "_KINDS", {"LOW": tmp_path / "atom"})
+    monkeypatch.setattr(build_options, "_KINDS", {"LOW": tmp_path / "atom"})
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        building.settle(child.pid, "LOW")
+        build_options.settle(child.pid, "LOW")
         assert os.sched_getaffinity(child.pid) == {first}
         child.communicate(b"\n")
 

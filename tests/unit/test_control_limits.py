@@ -12,7 +12,7 @@ import pytest
 from tunewright import Core
 from tunewright.errors import LimitError
 from tunewright.plugins.single import open_device
-from tunewright.runtime.explain import explain
+from tunewright.runtime.insight.explain import explain
 from unit.control_models import (
     NESTED,
     RAGGED,

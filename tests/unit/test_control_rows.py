@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from native.harness import crowded, loaded, native
-from tunewright.devices.native import steps
+from tunewright.devices.native import table_format
 from tunewright.devices.native.pool import Runner
-from tunewright.devices.native.steps import Argument, Cell, Label, Listing, Op
+from tunewright.devices.native.table_format import Argument, Label, Listing, RowCode, TableCell
 
 pytestmark = native
 
@@ -25,7 +25,7 @@ class Program:
         self.listing, self.kept = Listing(), list[np.ndarray]()
         self.zero, self.left, self.true = self.listing.cell(), self.listing.cell(10**6, 2), self.address([True], bool)
 
-    def address(self, values: object, dtype: type) -> Cell:
+    def address(self, values: object, dtype: type) -> TableCell:
         """A variable with the address of an array."""
         self.kept.append(np.array(values, dtype))
         return self.listing.cell(self.kept[-1].ctypes.data)
@@ -42,25 +42,27 @@ class Program:
     def initial(self) -> dict[tuple[int, int], int]:
         return self.__dict__.setdefault("_initial", {})
 
-    def loop(self, limit: Cell | int, condition: Cell, body: Callable[[Cell], None], whole: int = 0) -> Cell:
+    def loop(
+        self, limit: TableCell | int, condition: TableCell, body: Callable[[TableCell], None], whole: int = 0
+    ) -> TableCell:
         listing, counter, out = self.listing, self.listing.cell(), Label()
         listing.move(self.zero, [counter])
-        head = listing.control(Op.LOOP, out, counter, limit, condition, self.left, whole, 0)
+        head = listing.control(RowCode.LOOP, out, counter, limit, condition, self.left, whole, 0)
         body(counter)
-        listing.control(Op.AGAIN, head, counter)
+        listing.control(RowCode.AGAIN, head, counter)
         listing.place(out)
         return counter
 
-    def unless(self, condition: Cell, then: Callable[[], None], other: Callable[[], None]) -> None:
+    def unless(self, condition: TableCell, then: Callable[[], None], other: Callable[[], None]) -> None:
         there, end = Label(), Label()
-        self.listing.control(Op.UNLESS, there, condition)
+        self.listing.control(RowCode.UNLESS, there, condition)
         then()
-        self.listing.control(Op.JUMP, end)
+        self.listing.control(RowCode.JUMP, end)
         self.listing.place(there)
         other()
         self.listing.place(end)
 
-    def link(self, limit: int = 8, times: np.ndarray | None = None) -> tuple[steps.Linked, Runner]:
+    def link(self, limit: int = 8, times: np.ndarray | None = None) -> tuple[table_format.Linked, Runner]:
         linked = self.listing.link(limit)
         for (step, index), value in self.initial.items():
             linked.table[linked.number(Argument(step, index))] = value
@@ -76,14 +78,14 @@ def test_nested_loops(outer: int, inner: int, items: int, limit: int, slice: int
     first = p.count(items)
     made: list[np.ndarray] = []
 
-    def body(_: Cell) -> None:
+    def body(_: TableCell) -> None:
         made.append(p.count(items))
         p.loop(p.address([inner], np.int64), p.true, lambda _: made.append(p.count(items)))
         made.append(p.count(3))
 
     p.loop(p.address([outer], np.int64), p.true, body)
     last = p.count(items)
-    times = steps.times(len(p.listing.rows))
+    times = table_format.times(len(p.listing.rows))
     linked, runner = p.link(limit, times)
     runner._run.slice = slice
     for run in (1, 2, 3):
@@ -107,21 +109,21 @@ def test_branches_and_moved_addresses() -> None:
     for source, cell in zip(bases, (state, to, spare, row), strict=False):
         p.listing.move(source, [cell])
 
-    def body(_: Cell) -> None:
+    def body(_: TableCell) -> None:
         step = p.listing.kernel(loaded().address("mix"), (n,), 3)
-        p.initial[step, 2] = steps.number(np.float32(0.25))
+        p.initial[step, 2] = table_format.number(np.float32(0.25))
         at = len(p.listing.rows) - 1
-        p.listing.rows.insert(at, (int(Op.MOVE), state, 0, 1, Argument(at + 2, 0)))
-        p.listing.rows.insert(at + 1, (int(Op.MOVE), to, 0, 1, Argument(at + 2, 1)))
+        p.listing.rows.insert(at, (int(RowCode.MOVE), state, 0, 1, Argument(at + 2, 0)))
+        p.listing.rows.insert(at + 1, (int(RowCode.MOVE), to, 0, 1, Argument(at + 2, 1)))
         p.initial[at + 2, 2] = p.initial.pop((step, 2))
-        p.listing.control(Op.COPY, row, to, n * 4)
+        p.listing.control(RowCode.COPY, row, to, n * 4)
         p.listing.move(row, [row], n * 4)
         p.listing.move(to, [state])
         p.listing.move(spare, [to])
         p.listing.move(state, [spare])
 
     p.loop(p.address([trips], np.int64), p.true, body)
-    p.unless(p.true, lambda: p.listing.control(Op.COPY, bases[4], state, n * 4), lambda: p.count(1))
+    p.unless(p.true, lambda: p.listing.control(RowCode.COPY, bases[4], state, n * 4), lambda: p.count(1))
     _, runner = p.link()
     for _ in range(3):
         rows[:] = end[:] = np.nan
@@ -192,7 +194,7 @@ def test_iterations_are_bounded(whole: int) -> None:
     linked, runner = p.link()
     runner()
     left = linked.cells[p.left]
-    assert linked.table[left + 1] and p.listing.rows[int(linked.table[left + 1]) - 1][0] == Op.LOOP
+    assert linked.table[left + 1] and p.listing.rows[int(linked.table[left + 1]) - 1][0] == RowCode.LOOP
     assert p.listing.rows[int(linked.table[left + 1]) - 1][2] is second and not after.any()
     assert set(made) == {4 if whole else 10} and linked.table[left] == (6 if whole else 0)
 

@@ -12,8 +12,8 @@ from onnx import parser
 
 from native.harness import native
 from tunewright import Core, ExecutionError
-from tunewright.runtime.counting import GATHERED
-from tunewright.runtime.plan import Step
+from tunewright.runtime.control.row_counts import GATHERED
+from tunewright.runtime.plans.plan import Step
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = native
@@ -124,8 +124,12 @@ def test_rows_of_rows() -> None:
 
 
 def test_the_best_of_as_many_as_there_are() -> None:
-    text = "g (float[40] x) => (float[k] v, int64[k] i) {" + SELECTED + """
+    text = (
+        "g (float[40] x) => (float[k] v, int64[k] i) {"
+        + SELECTED
+        + """
         most = Constant <value_ints = [7]> () count = Shape(picked) k = Min(most, count) v, i = TopK(picked, k) }"""
+    )
     one = check(text, masks(40)[:4])
     assert "TopK" in inside(one)[0]
 

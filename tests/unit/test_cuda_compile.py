@@ -19,11 +19,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 from tunewright.devices import kernel_cache
-from tunewright.devices.cuda_driver import Driver, Loaded, Unloadable
+from tunewright.devices.cuda.driver import Driver, LoadedCubin, Unloadable
 from tunewright.devices.kernel_cache import Gathered
 from tunewright.errors import ExecutionError
-from tunewright.solvers.triton import compile
-from tunewright.solvers.triton.compile import ABOUT, BINARY, Wanted, describe, values
+from tunewright.solvers.triton.source import compile
+from tunewright.solvers.triton.source.compile import ABOUT, BINARY, Wanted, describe, values
 
 TESTS = Path(__file__).parents[1]
 
@@ -58,7 +58,7 @@ from onnx import TensorProto, helper
 import tunewright
 from tunewright.devices.kernel_cache import KernelCache
 from tunewright.settings import Settings
-from tunewright.solvers.triton import compile, compile_many as pool
+from tunewright.solvers.triton.source import compile, compile_many as pool
 
 def model():
     rng = np.random.default_rng(0)
@@ -76,15 +76,20 @@ def compiled():
 
 cache = KernelCache.of(Settings.from_environment())
 """
-COLD = MODEL + """
+COLD = (
+    MODEL
+    + """
 records = []
 pool._log.setLevel(logging.INFO)
 pool._log.addHandler(type("", (logging.Handler,), {"emit": lambda self, record: records.append(record.getMessage())})())
 pool.cores = lambda: 2
 print(json.dumps({"counted": compiled(), "records": records, "triton": Path(sys.argv[1]).exists()}))
 """
-WARM = MODEL + """
-from tunewright.solvers.triton.text import load
+)
+WARM = (
+    MODEL
+    + """
+from tunewright.solvers.triton.source.text import load
 def forbidden(wanted):
     raise AssertionError(f"{wanted} is compiled")
 built, compile.build = compile.build, forbidden
@@ -98,6 +103,7 @@ for entry in cache.entries():
 compile.build = built
 print(json.dumps({"warm": warm, "damaged": compiled()}))
 """
+)
 
 
 def test_a_model_is_compiled_at_once_and_found_by_the_next_process(tmp_path: Path) -> None:
@@ -116,10 +122,10 @@ def test_a_model_is_compiled_at_once_and_found_by_the_next_process(tmp_path: Pat
 POOL = """
 import json, sys, threading, time
 from tunewright.errors import ExecutionError
-from tunewright.solvers.triton import compile_many as pool
-from tunewright.solvers.triton.compile import Wanted
+from tunewright.solvers.triton.source import compile_many as pool
+from tunewright.solvers.triton.source.compile import Wanted
 pool.cores = lambda: 2
-from tunewright.solvers.triton.text import HEAD
+from tunewright.solvers.triton.source.text import HEAD
 HEAD += "@triton.jit\\ndef kernel(x, y):\\n    at = tl.arange(0, 64)\\n"
 def wanted(body):
     return Wanted(HEAD + f"    tl.store(y + at, {body})\\n", "kernel", ("*fp32 16", "*fp32 16"), (), (), 90)
@@ -131,7 +137,9 @@ def noted(self):
     made.append(self)
 pool._Side.__init__ = noted
 """
-WRONG = POOL + """
+WRONG = (
+    POOL
+    + """
 kept = {}
 try:
     pool.build_all([wanted("tl.nothing(x, x, x)"), wanted("tl.load(x)"), wanted("tl.load(x) + 1")], kept.__setitem__)
@@ -139,7 +147,10 @@ except ExecutionError as error:
     found = {"why": str(error), "sides": sides(), "threads": threading.active_count(), "kept": len(kept)}
     print(json.dumps(found))
 """
-LONG = POOL + """
+)
+LONG = (
+    POOL
+    + """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the jobs of a shell's background ignore it
 def told():
@@ -153,6 +164,7 @@ except KeyboardInterrupt:
     print("interrupted", sum(t.name == "compiling" for t in threading.enumerate()), flush=True)
     raise SystemExit(7)
 """
+)
 
 
 def is_gone(pid: int) -> bool:
@@ -265,7 +277,7 @@ def test_what_a_launch_gives_to_the_driver(overlaps: bool) -> None:
     assert library.asked == [
         ("retain", [1]), ("load", [b"cubin"]), ("function", [5, b"kernel"]), ("attribute", [6, 8, 100_000])
     ]  # fmt: skip
-    assert kernel == Loaded(6, 4, 100_000, 64, overlaps) and set(library.context.values()) == {71}
+    assert kernel == LoadedCubin(6, 4, 100_000, 64, overlaps) and set(library.context.values()) == {71}
     library.asked.clear()
     given = values(("*fp16 16", "none", "i32", "fp32", "i64"), [Tensor(), None, -3, 0.5, 1 << 40])
     driver.launch(kernel, (7, 2), 99, given, 0x1234, device=1)
@@ -356,12 +368,12 @@ GPU = """
 import json, sys
 import numpy as np, torch
 from tunewright.devices import kernel_cache
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 from tunewright.devices.kernel_cache import KernelCache
 from tunewright.ir.types import DType, TensorType
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem, solvers
-from tunewright.solvers.triton import compile, compile_many as pool
+from tunewright.solvers.triton.source import compile, compile_many as pool
 if sys.argv[1] == "warm":
     compile.build = None
 device = CudaDevice("GPU.0")

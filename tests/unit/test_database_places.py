@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tunewright import DatabaseError, InputError, Settings
+from tunewright.knowledge import open_databases, record_lines
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.record import Measurement, to_line
+from tunewright.knowledge.shared import SharedDatabase
+from tunewright.knowledge.sqlite import SqliteDatabase
+from tunewright.knowledge.system import SystemDatabase, write_lines
 from tunewright.testing.database import random_records
-from tunewright.tuning import lines, places
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.record import Measurement, to_line
-from tunewright.tuning.shared import SharedDatabase
-from tunewright.tuning.sqlite import SqliteDatabase
-from tunewright.tuning.system import SystemDatabase, write_lines
 
 # ---- system.jsonl ---------------------------------------------------------------------------------------------------
 
@@ -58,8 +58,8 @@ def test_only_what_is_asked_for_is_parsed(tmp_path: Path, monkeypatch: pytest.Mo
     records = random_records(0, 60)
     write_lines(tmp_path / "system.jsonl", records)
     parsed = []
-    read = lines.read
-    monkeypatch.setattr(lines, "read", lambda line: parsed.append(line) or read(line))
+    read = record_lines.read
+    monkeypatch.setattr(record_lines, "read", lambda line: parsed.append(line) or read(line))
     family = next(r.family for r in records if isinstance(r, Measurement) and r.family.startswith("Relu"))
     database = SystemDatabase(tmp_path)
     found = database.family(family)
@@ -100,19 +100,21 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 def test_the_folder_of_the_user(tmp_path: Path) -> None:
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
-    assert places.user_folder(Settings(user_db_path=one)) == Path(one)
-    assert places.user_folder(Settings(tune_bank_path=other)) == Path(other)
+    assert open_databases.user_folder(Settings(user_db_path=one)) == Path(one)
+    assert open_databases.user_folder(Settings(tune_bank_path=other)) == Path(other)
     both = Settings(user_db_path=one, tune_bank_path=other)
-    assert places.user_folder(both) == Path(one)
-    assert places.warnings(both) == [f"USER_DB_PATH ({one}) and TUNE_BANK_PATH ({other}) differ: USER_DB_PATH is used"]
+    assert open_databases.user_folder(both) == Path(one)
+    assert open_databases.warnings(both) == [
+        f"USER_DB_PATH ({one}) and TUNE_BANK_PATH ({other}) differ: USER_DB_PATH is used"
+    ]
     for fine in (Settings(), Settings(user_db_path=one), Settings(user_db_path=one, tune_bank_path=one + "/")):
-        assert places.warnings(fine) == []
-    assert places.user_folder(Settings(user_db_path="here")) == Path.cwd() / "here"
+        assert open_databases.warnings(fine) == []
+    assert open_databases.user_folder(Settings(user_db_path="here")) == Path.cwd() / "here"
 
 
 def test_the_folder_among_the_users_data(tmp_path: Path) -> None:
     script = (
-        "from tunewright import Settings; from tunewright.tuning.places import user_folder;"
+        "from tunewright import Settings; from tunewright.knowledge.open_databases import user_folder;"
         "print(user_folder(Settings.make())); print(user_folder(Settings.make({'USER_DB_PATH': '~/kb'})))"
     )
     environment = {
@@ -126,19 +128,23 @@ def test_the_folder_among_the_users_data(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_the_system(tmp_path: Path) -> None:
-    assert places.system_folder(Settings(system_db_path=str(tmp_path))) == tmp_path
-    shipped = places.open_system(Settings())
-    assert places.system_folder(Settings()) == places.SHIPPED and shipped.path == str(places.SHIPPED / "system.jsonl")
+    assert open_databases.system_folder(Settings(system_db_path=str(tmp_path))) == tmp_path
+    shipped = open_databases.open_system(Settings())
+    assert open_databases.system_folder(Settings()) == open_databases.SHIPPED and shipped.path == str(
+        open_databases.SHIPPED / "system.jsonl"
+    )
     assert not shipped.damage()
 
 
 def test_each_place_is_opened_once(tmp_path: Path) -> None:
     sqlite = Settings(user_db_path=str(tmp_path))
     shared = Settings(user_db_path=str(tmp_path), user_db_mode="SHARED")
-    assert isinstance(places.open_user(sqlite), SqliteDatabase) and isinstance(places.open_user(shared), SharedDatabase)
-    assert places.open_user(sqlite) is places.open_user(Settings(tune_bank_path=str(tmp_path)))
-    assert places.open_user(shared) is places.open_user(shared)
-    assert places.open_system(Settings()) is places.open_system(Settings())
+    assert isinstance(open_databases.open_user(sqlite), SqliteDatabase) and isinstance(
+        open_databases.open_user(shared), SharedDatabase
+    )
+    assert open_databases.open_user(sqlite) is open_databases.open_user(Settings(tune_bank_path=str(tmp_path)))
+    assert open_databases.open_user(shared) is open_databases.open_user(shared)
+    assert open_databases.open_system(Settings()) is open_databases.open_system(Settings())
     assert not list(tmp_path.iterdir())
 
 
@@ -149,9 +155,9 @@ def test_any_knowledge_base_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     write_lines(tmp_path / "c" / "system.jsonl", records)
     for name in ("a", "a/kb.sqlite", "b", "c", "c/system.jsonl"):
-        assert set(places.open_path(tmp_path / name)) == set(records)
+        assert set(open_databases.open_path(tmp_path / name)) == set(records)
     with pytest.raises(InputError, match="is no knowledge base"):
-        places.open_path(tmp_path)
+        open_databases.open_path(tmp_path)
 
 
 def test_memory_is_a_place_too() -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tunewright import DatabaseError
+from tunewright.knowledge import shared
+from tunewright.knowledge.record import AnyRecord, Measurement, to_line
+from tunewright.knowledge.shared import SharedDatabase
 from tunewright.testing.database import random_records
-from tunewright.tuning import shared
-from tunewright.tuning.record import AnyRecord, Measurement, to_line
-from tunewright.tuning.shared import SharedDatabase
 
 
 def files(folder: Path) -> list[Path]:
@@ -214,7 +214,7 @@ def test_compact_puts_damaged_files_aside(tmp_path: Path) -> None:
 STOP = """
 import itertools, os, sys
 from pathlib import Path
-from tunewright.tuning import shared
+from tunewright.knowledge import shared
 
 def child(folder, owner, name, number):
     count, real = itertools.count(), getattr(owner, name)
@@ -306,7 +306,7 @@ import resource, signal, sys
 from pathlib import Path
 from tunewright import DatabaseError
 from tunewright.testing.database import random_records
-from tunewright.tuning.shared import SharedDatabase
+from tunewright.knowledge.shared import SharedDatabase
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 database, added, errors = SharedDatabase(Path(sys.argv[1])), [], []

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tunewright import DatabaseError
+from tunewright.knowledge import sqlite
+from tunewright.knowledge.record import Fault, Measurement
+from tunewright.knowledge.sqlite import SqliteDatabase
 from tunewright.testing.database import random_records
-from tunewright.tuning import sqlite
-from tunewright.tuning.record import Fault, Measurement
-from tunewright.tuning.sqlite import SqliteDatabase
 
 
 @pytest.fixture

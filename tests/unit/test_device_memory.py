@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import opencl_runtime
 import tunewright
 from opencl_runtime import needs_opencl
-from tunewright.devices.svm import DeviceArray
+from tunewright.devices.opencl.svm import DeviceArray
 from tunewright.ir.types import DType, TensorType
 from tunewright.ops.tolerance import compare
 from tunewright.plugins.single import SingleDevice, available, open_device
@@ -352,7 +352,7 @@ def test_kernels_are_checked_there_too(device):
 
 
 def test_without_fp64_problems_that_need_it_are_refused_and_the_others_compile():
-    from tunewright.devices.opencl import WITHOUT_FP64
+    from tunewright.devices.opencl.device import WITHOUT_FP64
 
     device = opencl_runtime.device(shares_memory=False)
     device.target = replace(device.target, lacks=("fp64",), options=device.target.options + WITHOUT_FP64)
@@ -395,7 +395,7 @@ def nvidia(name, domain, bus, slot):
 
 
 def test_integrated_gpus_come_first_and_those_without_svm_are_told():
-    from tunewright.devices.opencl_names import names
+    from tunewright.devices.opencl.naming import names
 
     big, twin, small, old = gpu("big", False), gpu("big", False), gpu("small", True), gpu("old", True, svm=0)
     found, unusable = names([big, old, twin, small])
@@ -406,7 +406,7 @@ def test_integrated_gpus_come_first_and_those_without_svm_are_told():
 
 def test_one_gpu_appears_once_and_cuda_comes_first():
     from tunewright.devices import pci
-    from tunewright.devices.opencl_names import names
+    from tunewright.devices.opencl.naming import names
 
     # torch tells the numbers of the bus, NVIDIA's OpenCL the slot: five bits of the device, three of the function
     cards = [SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0),
@@ -443,7 +443,7 @@ def test_other_ways_to_use_a_gpu_are_listed_as_such(monkeypatch):
 
 def test_queues_follow_hints_as_far_as_the_device_knows_them(caplog):
     from tunewright.devices.base import Hints
-    from tunewright.devices.opencl_names import queue_properties
+    from tunewright.devices.opencl.naming import queue_properties
 
     hints = Hints("HIGH", "LOW")
     both = gpu("card", False, extensions="cl_khr_priority_hints cl_khr_throttle_hints")
@@ -466,14 +466,14 @@ def test_the_first_gpu_is_also_called_gpu(monkeypatch):
 
 
 def test_devices_that_cannot_be_used_are_told_with_the_reason(monkeypatch):
-    from tunewright.devices.opencl import OpenCLDevice
+    from tunewright.devices.opencl.device import OpenCLDevice
 
     monkeypatch.setattr(OpenCLDevice, "unusable", classmethod(lambda cls: {"Old Card": "has no SVM"}))
     assert available.__wrapped__()[1]["Old Card"] == "has no SVM"
 
 
 def test_only_memory_that_opencl_need_not_know_of_is_shared():
-    from tunewright.devices.opencl_names import shares_memory
+    from tunewright.devices.opencl.naming import shares_memory
 
     assert not shares_memory(gpu("card", False)) and not shares_memory(gpu("card", True, svm=3))
     assert shares_memory(gpu("card", True, svm=1 | 2 | 4))

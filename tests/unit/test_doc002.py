@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from faults.tuning_files import measurement, problem, target
+from tunewright.knowledge import open_databases
+from tunewright.knowledge.record import to_line
 from tunewright.settings import Settings
 from tunewright.solvers.base import solvers
-from tunewright.tuning import places
-from tunewright.tuning.lookup import Layer, Lookup
+from tunewright.tuning.lookup import KnowledgeLayer, Lookup
 from tunewright.tuning.policy import decide
-from tunewright.tuning.record import to_line
 
 #: sizes of problems: two that ship with the system, two that nobody knows, one next to a known one
 SHIPPED, NEW, NEAR = (64, 512), (4096, 32768), (96,)
@@ -36,8 +36,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = tmp_path / "installed" / "data"
     data.mkdir(parents=True)
     (data / "system.jsonl").write_text("".join(to_line(measurement("MatMul", n, rank=1)) + "\n" for n in SHIPPED))
-    monkeypatch.setattr(places, "SHIPPED", data)
-    monkeypatch.setattr(places, "_OPEN", {})
+    monkeypatch.setattr(open_databases, "SHIPPED", data)
+    monkeypatch.setattr(open_databases, "_OPEN", {})
     return data
 
 
@@ -57,11 +57,11 @@ def export(monkeypatch: pytest.MonkeyPatch):
 
 def load(sizes: Sequence[int], searched_rank: int = 2) -> dict[int, str]:
     """A new process meets problems: for each, who answers in the end; "search" where a search came first."""
-    places._OPEN.clear()
+    open_databases._OPEN.clear()
     settings = Settings.from_environment()
-    made, user, here = decide(settings), places.open_user(settings), target()
-    lookup = Lookup([Layer("user", user), Layer("system", places.open_system(settings))])
-    heuristic = (places.system_folder(settings) / "system.jsonl").exists()  # it lies beside the entries
+    made, user, here = decide(settings), open_databases.open_user(settings), target()
+    lookup = Lookup([KnowledgeLayer("user", user), KnowledgeLayer("system", open_databases.open_system(settings))])
+    heuristic = (open_databases.system_folder(settings) / "system.jsonl").exists()  # it lies beside the entries
     answers = {}
     for n in sizes:
         posed = problem("MatMul", n)
@@ -79,8 +79,8 @@ def load(sizes: Sequence[int], searched_rank: int = 2) -> dict[int, str]:
 
 def known(folder: Path) -> set[str]:
     """The problems that a user's knowledge base holds."""
-    places._OPEN.clear()
-    database = places.open_user(Settings.make({"USER_DB_PATH": str(folder)}, Settings()))
+    open_databases._OPEN.clear()
+    database = open_databases.open_user(Settings.make({"USER_DB_PATH": str(folder)}, Settings()))
     return {record.key.problem for record in database}
 
 
@@ -93,7 +93,7 @@ def test_by_default_nothing_is_tuned() -> None:
     assert [answers[n] for n in SHIPPED] == ["system exact"] * 2
     assert [answers[n] for n in NEW] == ["heuristic"] * 2
     assert [answers[n] for n in NEAR] == ["system provisional"]
-    assert known(places.user_folder(Settings())) == set()
+    assert known(open_databases.user_folder(Settings())) == set()
 
 
 @pytest.mark.parametrize("enforce", ["3", "SEARCH"])
@@ -111,7 +111,7 @@ def test_incremental_tuning(enforce: str, tmp_path: Path, export) -> None:
 
 def test_the_default_folder_is_the_users_own(tmp_path: Path, export) -> None:
     export(FIND_ENFORCE=3)
-    assert places.user_folder(Settings.from_environment()).is_relative_to(tmp_path / "home")
+    assert open_databases.user_folder(Settings.from_environment()).is_relative_to(tmp_path / "home")
     load(NEW)
     assert load(NEW) == dict.fromkeys(NEW, "user exact")
 
@@ -123,7 +123,7 @@ def test_exhaustive_method_1(find: str | None, tmp_path: Path, installed: Path, 
     before = (installed / "system.jsonl").read_bytes()
     export(FIND_ENFORCE=3, USER_DB_PATH=tmp_path / "user", FIND_MODE=find)
     export(SYSTEM_DB_PATH=os.environ["TUNEWRIGHT_USER_DB_PATH"])
-    assert places.system_folder(Settings.from_environment()) == tmp_path / "user"
+    assert open_databases.system_folder(Settings.from_environment()) == tmp_path / "user"
     far = (*SHIPPED, *NEW)  # far from each other: no answer is provisional, so that FIND_MODE makes no difference
     assert load(far) == dict.fromkeys(far, "search")
     assert load((*far, *far)) == dict.fromkeys(far, "user exact")
@@ -151,7 +151,7 @@ def test_post_tuning(method: int, tmp_path: Path, export) -> None:
     assert load(EVERY) == dict.fromkeys(EVERY, "search")
     export(FIND_MODE=None, FIND_ENFORCE=None, SYSTEM_DB_PATH=None)
     settings = Settings.from_environment()
-    assert decide(settings) == decide(Settings()) and places.system_folder(settings) != user
+    assert decide(settings) == decide(Settings()) and open_databases.system_folder(settings) != user
     assert load(EVERY) == dict.fromkeys(EVERY, "user exact")
     # a shape that was not tuned is answered as before, and not tuned
     assert load([10**6]) == {10**6: "heuristic"}

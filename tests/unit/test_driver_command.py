@@ -24,12 +24,12 @@ from tunewright.passes.base import run_passes
 from tunewright.passes.standard import SPECIALISE
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem, is_value, solvers
 from tunewright.testing import models
-from tunewright.tuning import dump
-from tunewright.tuning.command import from_arguments, from_line, to_command, to_line
-from tunewright.tuning.command_form import CLASSES, class_of, form
+from tunewright.tuning.offline import dump
+from tunewright.tuning.offline.command import from_arguments, from_line, to_command, to_line
+from tunewright.tuning.offline.command_form import CLASSES, class_of, form
 
 FLOAT = DType.FLOAT32
 
@@ -51,7 +51,7 @@ def again(problem: Problem) -> list[str]:
     assert words[:2] == ["tunewright", "driver"]
     posed = from_arguments(words[2], words[3:])
     assert posed == problem and posed.key() == problem.key()
-    assert serial.to_json(from_line(f"INFO: {to_line(problem)}\n")) == serial.to_json(posed)
+    assert problem_json.to_json(from_line(f"INFO: {to_line(problem)}\n")) == problem_json.to_json(posed)
     return words
 
 
@@ -378,4 +378,4 @@ def test_an_applications_own_logging_gets_them(monkeypatch, caplog):
 def test_the_generic_form_is_the_json_of_a_problem():
     words = to_command(ODD["no input"])
     assert words[2:4] == ["op", "--problem"]
-    assert serial.from_json(json.loads(words[4])) == ODD["no input"]
+    assert problem_json.from_json(json.loads(words[4])) == ODD["no input"]

@@ -19,10 +19,10 @@ from tunewright.errors import InputError, SettingsError
 from tunewright.ir.types import DType, SequenceType, TensorType
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem
 from tunewright.testing import models
-from tunewright.tuning import command, dump
+from tunewright.tuning.offline import command, dump
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning import dump
+from tunewright.tuning.offline import dump
 settings = Settings.make({"ENABLE_TUNE_DUMP": "YES", "TUNE_DUMP_PATH": sys.argv[1]}, Settings())
 for n in range(1, 201):
     type = TensorType(DType.FLOAT32, (n, int(sys.argv[2])) if n % 2 else (n,))
@@ -214,7 +214,7 @@ def line(posed: Problem | None = None, **changes) -> dict:
     posed = relu() if posed is None else posed
     device = {"name": "CPU", "kind": "cpu", "processor": "some", "runtime": "native"}
     return {
-        "problem": serial.to_json(posed), "key": posed.key(), "device": device, "date": "2026-11-15T12:00:00Z",
+        "problem": problem_json.to_json(posed), "key": posed.key(), "device": device, "date": "2026-11-15T12:00:00Z",
         "tool": "0.1",
     } | changes  # fmt: skip
 
@@ -228,13 +228,13 @@ WRONG = {
     "date is not a text": line(date=1e999),
     "device is not": line(device="CPU"),
     "processor is not": line(device={"name": "", "kind": "", "processor": 3, "runtime": ""}),
-    "too deeply": line(problem=serial.to_json(relu()) | {"attrs": {"a": [[[[[[[[[[[1]]]]]]]]]]]}}),
+    "too deeply": line(problem=problem_json.to_json(relu()) | {"attrs": {"a": [[[[[[[[[[[1]]]]]]]]]]]}}),
     "it is not JSON (": '{"problem":' + "[" * 100_000,
     "Exceeds": '{"problem": ' + "9" * 10_000 + "}",
     "is not JSON": b"\xff\xfe{}",
-    "no text": line(problem=serial.to_json(relu()) | {"attrs": {"a": "\ud800"}}, key="Relu(\ud800)"),
+    "no text": line(problem=problem_json.to_json(relu()) | {"attrs": {"a": "\ud800"}}, key="Relu(\ud800)"),
     "longer than": '{"problem": "' + "x" * (1 << 20) + '"}',
-    "is not a type": line(problem=serial.to_json(relu()) | {"inputs": ["float32[-1]"]}),
+    "is not a type": line(problem=problem_json.to_json(relu()) | {"inputs": ["float32[-1]"]}),
 }
 
 
@@ -301,6 +301,6 @@ def test_mutations_are_read_or_have_a_reason(count, tmp_path):
         assert len(problems) + len(reasons) >= (1 if data.strip() else 0)
         read += len(problems)
         for problem in problems:
-            assert serial.from_json(serial.to_json(problem)) == problem
+            assert problem_json.from_json(problem_json.to_json(problem)) == problem
             assert command.from_line(command.to_line(problem)) == problem
     assert read > 0, "some mutations are harmless: the test sees both"

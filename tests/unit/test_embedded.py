@@ -11,14 +11,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core, tools
 from tunewright.errors import InputError
+from tunewright.knowledge import database, embedded
+from tunewright.knowledge.embedded import KEY, EmbeddedDatabase, embed, text_of
+from tunewright.knowledge.open_databases import open_user
+from tunewright.knowledge.record import Measurement, Ratio, to_line
+from tunewright.measure.base import Regime
 from tunewright.plugins.single import open_device
 from tunewright.search.space import Config
 from tunewright.testing.database import random_records
-from tunewright.tuning import database, embedded, evidence
-from tunewright.tuning.embedded import KEY, EmbeddedDatabase, embed, text_of
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.places import open_user
-from tunewright.tuning.record import Measurement, Ratio, to_line
+from tunewright.tuning import evidence
 from tunewright.tuning.tuner import Origin
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")

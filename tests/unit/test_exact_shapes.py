@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tunewright
 from native.harness import native
-from tunewright.runtime.program import Program
+from tunewright.runtime.plans.program import Program
 from tunewright.tuning.lookup import Lookup
 
 pytestmark = native

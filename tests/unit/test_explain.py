@@ -8,15 +8,15 @@ from onnx import parser
 
 import tunewright
 from tunewright import Core
+from tunewright.knowledge import open_databases
+from tunewright.knowledge.key import Where
+from tunewright.knowledge.record import Measurement
 from tunewright.plugins.single import open_device
-from tunewright.runtime import explanation
-from tunewright.runtime.explain import State, explain
+from tunewright.runtime.insight import explanation
+from tunewright.runtime.insight.explain import State, explain
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
 from tunewright.testing import models
-from tunewright.tuning import places
-from tunewright.tuning.key import Where
-from tunewright.tuning.record import Measurement
 from unit.explained import check
 from unit.kb_records import exact, fault
 
@@ -151,7 +151,7 @@ class Bench:
 
     def __init__(self, folder):
         self.config = {"USER_DB_PATH": str(folder)}
-        self.database = places.open_user(Settings.make(self.config, Settings()))
+        self.database = open_databases.open_user(Settings.make(self.config, Settings()))
         compiled = self.compile()
         (step,) = [s for s in compiled.program.plans[-1].steps if s.choice is not None]
         self.problem, self.default, self.tuner = Problem.of(step.node), step.choice, compiled.env.tuner

@@ -13,7 +13,7 @@ import pytest
 from native.harness import native
 from tunewright.devices.native.formulas import Evaluator, Words
 from tunewright.ir.formulas import FUNCTIONS, Computed, Formulas
-from tunewright.ir.symbolic import Trace
+from tunewright.ir.symbolic import ShapeTrace
 from tunewright.plugins.single import open_device
 
 pytestmark = native
@@ -45,7 +45,7 @@ def agree(python: Callable[[Any], Computed | None], c: Evaluator, symbols: Any) 
 
 def random_formulas(rng: random.Random, constants: list[int]) -> Formulas:
     """Functions of two symbols and of each other, with guards of the trace and of three scopes among them."""
-    trace = Trace()
+    trace = ShapeTrace()
     first = trace.symbol("n", 7) + trace.symbol("m", 11)
     scopes: list[dict[Any, bool]] = [{}, {}, {}]
     formulas = Formulas(trace, [first, *constants], scopes)
@@ -77,7 +77,7 @@ def test_c_computes_what_python_does() -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_each_function_at_the_edges(function: Callable[[int, int], int]) -> None:
-    trace = Trace()
+    trace = ShapeTrace()
     total = trace.symbol("n", 7) + trace.symbol("m", 11)
     formulas = Formulas(trace, [total])
     formulas._code.clear()
@@ -89,7 +89,7 @@ def test_each_function_at_the_edges(function: Callable[[int, int], int]) -> None
 
 
 def test_sizes_that_need_more_than_64_bits_are_computed_in_python() -> None:
-    trace = Trace()
+    trace = ShapeTrace()
     n = trace.symbol("n", 7)
     formulas = Formulas(trace, [n * n * n])
     open_device("CPU").compute_formulas(formulas)
@@ -100,7 +100,7 @@ def test_sizes_that_need_more_than_64_bits_are_computed_in_python() -> None:
 
 
 def test_constants_that_need_more_than_64_bits_are_left_to_python() -> None:
-    trace = Trace()
+    trace = ShapeTrace()
     n = trace.symbol("n", 7) * 2**70
     formulas = Formulas(trace, [n])
     open_device("CPU").compute_formulas(formulas)
@@ -113,7 +113,7 @@ def test_words_of_a_table() -> None:
     device, table = open_device("CPU"), np.zeros(6, np.uint64)
     words = Words(device.pool.quick, table, [(1, 0, 0), (4, 1, 2), (2, 1, 0)], 3)
     words.bases[2] = 2**63
-    trace = Trace()
+    trace = ShapeTrace()
     n = trace.symbol("n", 7)
     formulas = Formulas(trace, [n, -5])
     formulas.made(operator.mul, 0, formulas.place(-5))
@@ -126,7 +126,7 @@ def test_words_of_a_table() -> None:
 
 
 def test_large_constants_that_nothing_needs_are_no_hindrance() -> None:
-    trace = Trace()
+    trace = ShapeTrace()
     n = trace.symbol("n", 7)
     assert n * 2**70 > n  # for all sizes; the trace knows the product all the same
     formulas = Formulas(trace, [n * 3])

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright.errors import ModelError, TunewrightError
-from tunewright.frontend import wire
+from tunewright.frontend import weight_reader
 from tunewright.frontend.onnx import load
-from tunewright.ir.text import to_text
+from tunewright.ir.graph_text import to_text
 from tunewright.settings import Settings
 
 RNG = np.random.default_rng(5)
@@ -23,9 +23,9 @@ RNG = np.random.default_rng(5)
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever has 16 bytes is large, and read in several pieces."""
-    monkeypatch.setattr(wire, "SMALL_FILE", 0)
-    monkeypatch.setattr(wire, "SMALL", 16)
-    monkeypatch.setattr(wire, "CHUNK", 1000)
+    monkeypatch.setattr(weight_reader, "SMALL_FILE", 0)
+    monkeypatch.setattr(weight_reader, "SMALL", 16)
+    monkeypatch.setattr(weight_reader, "CHUNK", 1000)
 
 
 def tensors() -> list[TensorProto]:
@@ -70,7 +70,7 @@ def test_protobuf_parses_what_is_small_alone(tmp_path: Path) -> None:
     made, path = model(), tmp_path / "m.onnx"
     onnx.save(made, path)
     with path.open("rb") as file:
-        parts = wire.read(file, path.stat().st_size)
+        parts = weight_reader.read(file, path.stat().st_size)
     assert sorted(raw.nbytes for raw in parts.large.values()) == [100, 320, 640, 640, 1280, 1280]
     left = onnx.ModelProto.FromString(parts.small)
     assert [t.HasField("raw_data") for t in left.graph.initializer] == [False, False, False, False, False, True]
@@ -97,7 +97,7 @@ def test_bodies_have_tensors_of_their_own(tmp_path: Path) -> None:
 
 
 def field(number: int, content: bytes) -> bytes:
-    return wire._whole(number, content)
+    return weight_reader._whole(number, content)
 
 
 def with_list(count: int) -> bytes:
@@ -112,7 +112,7 @@ ODD = {
     "raw_data twice": lambda data: field(8, b"") + field(
         7, field(5, field(9, bytes(64)) + model().graph.initializer[0].SerializeToString())
     ) + model([]).SerializeToString(),
-    "a long list": lambda data: with_list(2 * wire.MOST),
+    "a long list": lambda data: with_list(2 * weight_reader.MOST),
     "a group": lambda data: data + b"\x0b\x0c",
     "a number without end": lambda data: data + b"\xff" * 11,
     "a field 0": lambda data: data + b"\x02\x00",

@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper, parser
 
 from native.harness import native
 from tunewright import Core, LimitError
-from tunewright.devices.rows import Launch, walk
-from tunewright.runtime import growing_rows
-from tunewright.runtime.plan import Step
+from tunewright.devices.control_rows import LaunchRow, walk
+from tunewright.runtime.control import growing_rows
+from tunewright.runtime.plans.plan import Step
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = native
@@ -450,6 +450,6 @@ def test_equal_kernels_of_a_body_share_room_for_all_iterations() -> None:
     one = compiled(model)
     one({"x0": np.zeros((1, 1, 3), np.float32), "x1": np.zeros((1, 1, 3), np.float32), "n": count(24)})
     rows = [row for step in steps(one) if step.block is not None for row in walk(step.block.rows)]
-    kernels = [row.kernel for row in rows if isinstance(row, Launch)]
+    kernels = [row.kernel for row in rows if isinstance(row, LaunchRow)]
     grown = [kernel for kernel in kernels if kernel.name.endswith("attention") and kernel.open is not None]
     assert len(grown) == 2 and all(kernel.most_scratch["memory"] for kernel in grown)

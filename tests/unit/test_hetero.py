@@ -21,11 +21,12 @@ from tunewright.errors import DeviceError, ExecutionError, InputError, SettingsE
 from tunewright.frontend.model import Model
 from tunewright.ir.types import DType
 from tunewright.ops.tolerance import TOLERANCES, deviation
-from tunewright.plugins import hetero_affinity, hetero_costs, hetero_store
-from tunewright.plugins.hetero import Hetero, Task, bare
+from tunewright.plugins.hetero import Hetero, PlacementTask, bare
+from tunewright.plugins.placement import affinity as hetero_affinity
+from tunewright.plugins.placement import costs, store
 from tunewright.plugins.single import SingleDevice
-from tunewright.runtime.hetero import HeteroModel
-from tunewright.runtime.hetero_dot import quote
+from tunewright.runtime.several.hetero import HeteroModel
+from tunewright.runtime.several.hetero_dot import quote
 from tunewright.settings import Settings
 from tunewright.testing import models
 
@@ -376,20 +377,18 @@ def test_costs_of_the_knowledge_bases(core: Core, monkeypatch: pytest.MonkeyPatc
     """AUTO goes by costs as soon as enough of them is known, on all devices; estimates alone are not enough."""
     pair = "HETERO:CPU,CPU.NATIVE"
     assert compiled(core, RESNET, pair).origin == "priorities"
-    monkeypatch.setattr(hetero_costs, "ENOUGH", 0.0)
+    monkeypatch.setattr(costs, "ENOUGH", 0.0)
     assert compiled(core, RESNET, pair).origin == "costs"
 
 
 def test_a_measurement_is_taken_for_what_it_says(core: Core, tmp_path: Path) -> None:
     """What the knowledge base has of a kernel is what its node costs; what it has not is scaled like that."""
     plugin = Hetero(["CPU", "CPU.HOST"], core.settings)
-    task = Task(plugin, core.read_model(RESNET), core.settings)
+    task = PlacementTask(plugin, core.read_model(RESNET), core.settings)
     whole = plugin.plugins[0].compile(bare(task.model, task.graph), core.settings)
     steps = [step for plan in whole.program.plans for step in plan.steps if not step.optimized_out]
     convolutions = [step for step in steps if step.node.op == "Conv"]
-    found = hetero_costs._costs(
-        task.graph, steps, whole.env.device, lambda step: 1.0 if step is convolutions[0] else None
-    )
+    found = costs._costs(task.graph, steps, whole.env.device, lambda step: 1.0 if step is convolutions[0] else None)
     assert found.seconds[next(n for n in task.graph.nodes if n.name == "conv_0")] >= 1.0
     assert 0 < found.share < 1 and sum(found.seconds.values()) > 1.5
     fused = {frozenset(n.name for n in group) for group in found.together}
@@ -418,13 +417,13 @@ def test_measured_and_kept(core: Core, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema": "tunewright.hetero/1", "placements": 3}', '{"schema": 1}'])
 def test_a_damaged_file_of_placements_is_none(core: Core, tmp_path: Path, content: str) -> None:
-    (tmp_path / hetero_store.FILE).write_text(content)
+    (tmp_path / store.FILE).write_text(content)
     assert compiled(core, branches()).origin == "priorities"
 
 
 def test_an_entry_that_does_not_fit_is_not_used(core: Core, tmp_path: Path) -> None:
     core.place_model(branches(), {"x": X}, BOTH, 0.01)
-    file = tmp_path / hetero_store.FILE
+    file = tmp_path / store.FILE
     written = json.loads(file.read_text())
     (entry,) = written["placements"].values()
     entry["nodes"]["stem"] = "GPU.3"
@@ -444,7 +443,7 @@ def halves(core: Core, **config: Any) -> HeteroModel:
 
 def test_branches_run_at_the_same_time(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each branch waits, as it begins, until the other has begun: one after the other would wait for ever."""
-    from tunewright.runtime import hetero_split
+    from tunewright.runtime.several import hetero_split
 
     monkeypatch.setattr(hetero_split, "OVERHEAD", 0.0)  # the branches are worth parts of their own
     made = halves(core)
@@ -462,7 +461,7 @@ def test_branches_run_at_the_same_time(core: Core, monkeypatch: pytest.MonkeyPat
 def test_an_error_reaches_the_caller_and_the_request_goes_on(
     core: Core, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    from tunewright.runtime import hetero_split
+    from tunewright.runtime.several import hetero_split
 
     monkeypatch.setattr(hetero_split, "OVERHEAD", 0.0)
     made = halves(core)
@@ -479,7 +478,7 @@ def test_an_error_reaches_the_caller_and_the_request_goes_on(
 
 
 def test_values_are_let_go_of(core: Core) -> None:
-    from tunewright.runtime.hetero import _Run
+    from tunewright.runtime.several.hetero import _Run
 
     request = halves(core).create_infer_request()
     run = _Run(request, {"x": X})
@@ -533,9 +532,9 @@ def test_a_device_with_memory_of_its_own(core: Core, monkeypatch: pytest.MonkeyP
         for name, tensor in feed.items():
             inside = subgraph.device == plugin.plugins[0].name and name in first.stay
             assert isinstance(tensor, RemoteTensor) == inside, (subgraph.device, name)
-    there, back = hetero_costs.links(plugin.plugins[0].device)
+    there, back = costs.links(plugin.plugins[0].device)
     assert there.seconds(1 << 20) > there.seconds(0) > 0 and back.seconds(1 << 20) > 0
-    seconds = hetero_costs.transfer(plugin.devices)
+    seconds = costs.transfer(plugin.devices)
     assert seconds(0, 1, 1 << 22) > seconds(1, 1, 1 << 22)
 
 
@@ -546,9 +545,11 @@ def test_requests_of_a_model_run_one_after_the_other(core: Core) -> None:
     assert one.get_property("EXCLUSIVE_ASYNC_REQUESTS") is True
     assert halves(core, NUM_STREAMS=2).streams.count == 2
     side_by_side = halves(core, PERFORMANCE_HINT="THROUGHPUT")
-    assert side_by_side.streams.count == side_by_side.optimal_requests == core.compile_model(
-        branches(), "CPU", {"PERFORMANCE_HINT": "THROUGHPUT"}
-    ).streams.count
+    assert (
+        side_by_side.streams.count
+        == side_by_side.optimal_requests
+        == core.compile_model(branches(), "CPU", {"PERFORMANCE_HINT": "THROUGHPUT"}).streams.count
+    )
     assert halves(core, NUM_STREAMS=2, EXCLUSIVE_ASYNC_REQUESTS="YES").streams is one.streams
     expected = core.compile_model(branches(), "CPU")
     results: dict[int, Any] = {}

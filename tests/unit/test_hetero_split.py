@@ -12,10 +12,10 @@ import pytest
 from tunewright.ir.graph import Graph, Node, Value
 from tunewright.ir.types import DType, TensorType
 from tunewright.ir.verify import violations
-from tunewright.passes.layout_cut import least_cut
-from tunewright.plugins import hetero_place
-from tunewright.runtime import hetero_split
-from tunewright.runtime.hetero_split import OVERHEAD, clusters, split
+from tunewright.passes.placement.layout_cut import least_cut
+from tunewright.plugins.placement import place
+from tunewright.runtime.several import hetero_split
+from tunewright.runtime.several.hetero_split import OVERHEAD, clusters, split
 
 TYPE = TensorType(DType.FLOAT32, (4,))
 LONG = 100 * OVERHEAD
@@ -128,10 +128,10 @@ def problem(
     """The letters of each device for the least sum of costs."""
     graph, made = chain(letters, edges)
     count = len(next(iter(costs.values())))
-    found = hetero_place.Problem(
+    found = place.PlacementProblem(
         graph, {made[k]: v for k, v in costs.items()}, lambda a, b, n: transfer, count
     )  # fmt: skip
-    labels = hetero_place.by_cut(found)
+    labels = place.by_cut(found)
     return ["".join(k for k, d in zip(letters, labels, strict=True) if d == device) for device in range(count)]
 
 
@@ -154,9 +154,9 @@ def test_the_cut_is_the_best_there_is(seed: int, devices: int) -> None:
     seconds = {made[k]: [rng.uniform(0, 1) for _ in range(devices)] for k in letters}
     for costs in seconds.values():
         costs[0] = costs[0] if rng.random() < 0.9 else float("inf")
-    found = hetero_place.Problem(graph, seconds, lambda a, b, n: 0.1 + 0.1 * a + 0.05 * b, devices)
+    found = place.PlacementProblem(graph, seconds, lambda a, b, n: 0.1 + 0.1 * a + 0.05 * b, devices)
     best = min(found.total(labels) for labels in itertools.product(range(devices), repeat=len(letters)))
-    mine = found.total(hetero_place.by_cut(found))
+    mine = found.total(place.by_cut(found))
     assert mine <= best * (1 + 1e-6) if devices == 2 else mine <= 1.2 * best
 
 
@@ -164,9 +164,9 @@ def test_branches_go_to_both_devices() -> None:
     """The least sum has everything on the first device, the earliest end has not."""
     graph, _ = chain("abcdef", {"b": "a", "c": "b", "d": "a", "e": "d", "f": "ce"})
     seconds = dict.fromkeys(graph.nodes, (1.0, 1.1))
-    found = hetero_place.Problem(graph, seconds, lambda a, b, n: 0.01, 2)
-    assert set(hetero_place.by_cut(found)) == {0}
-    labels = dict(zip("abcdef", hetero_place.by_schedule(found), strict=True))
+    found = place.PlacementProblem(graph, seconds, lambda a, b, n: 0.01, 2)
+    assert set(place.by_cut(found)) == {0}
+    labels = dict(zip("abcdef", place.by_schedule(found), strict=True))
     assert labels["b"] == labels["c"] != labels["d"] == labels["e"]
 
 

@@ -11,14 +11,16 @@ import pytest
 
 from tunewright.devices.null import NullDevice
 from tunewright.errors import InputError
+from tunewright.heuristic import file as heuristic_file
+from tunewright.heuristic.features import Column, features, kind, one_image
+from tunewright.heuristic.trees import BEYOND, MARGIN, WITHIN, Listed, SectionScope
+from tunewright.knowledge import open_databases
+from tunewright.knowledge.key import Where
+from tunewright.knowledge.record import Ratio
 from tunewright.search.base import Status
 from tunewright.search.space import Config, Space
 from tunewright.settings import Settings
-from tunewright.tuning import evidence, heuristic_file, places, session, tuner
-from tunewright.tuning.heuristic import BEYOND, MARGIN, WITHIN, Listed, Place
-from tunewright.tuning.heuristic_features import Column, features, kind, one_image
-from tunewright.tuning.key import Where
-from tunewright.tuning.record import Ratio
+from tunewright.tuning import evidence, session, tuner
 from tunewright.tuning.tuner import Origin
 from unit.heuristic_data import SOLVER, TARGET, conv
 from unit.heuristic_made import by_column, heuristic, random_section, section
@@ -287,7 +289,7 @@ def test_a_damaged_file_is_no_heuristic_and_a_warning(tmp_path, caplog):
     for each in (path, tmp_path, tmp_path / "absent.json", fifo):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tunewright"):
-            assert places.open_heuristic(Settings.make({"HEURISTIC_PATH": str(each)}, Settings())) is None
+            assert open_databases.open_heuristic(Settings.make({"HEURISTIC_PATH": str(each)}, Settings())) is None
         assert "no heuristic is used" in caplog.text and str(each) in caplog.text
 
 
@@ -299,18 +301,18 @@ def test_where_it_is_looked_for(tmp_path):
 
     folders = {"USER_DB_PATH": str(tmp_path / "user"), "SYSTEM_DB_PATH": str(tmp_path / "system")}
     settings = Settings.make(folders, Settings())
-    assert places.heuristic_file(settings) is None and places.open_heuristic(settings) is None
+    assert open_databases.heuristic_file(settings) is None and open_databases.open_heuristic(settings) is None
     shipped = write(tmp_path / "system" / "heuristic.json")
-    assert places.heuristic_file(settings) == shipped
+    assert open_databases.heuristic_file(settings) == shipped
     mine = write(tmp_path / "user" / "heuristic.json")
-    assert places.heuristic_file(settings) == mine and places.open_heuristic(settings).path == str(mine)
+    assert open_databases.heuristic_file(settings) == mine and open_databases.open_heuristic(settings).path == str(mine)
     named = write(tmp_path / "other" / "x.json")
-    assert places.heuristic_file(Settings.make({**folders, "HEURISTIC_PATH": str(named)}, Settings())) == named
-    assert places.heuristic_file(Settings.make({**folders, "HEURISTIC_PATH": ""}, Settings())) is None
-    first = places.open_heuristic(settings)
-    assert places.open_heuristic(settings) is first
+    assert open_databases.heuristic_file(Settings.make({**folders, "HEURISTIC_PATH": str(named)}, Settings())) == named
+    assert open_databases.heuristic_file(Settings.make({**folders, "HEURISTIC_PATH": ""}, Settings())) is None
+    first = open_databases.open_heuristic(settings)
+    assert open_databases.open_heuristic(settings) is first
     write(mine, heuristic_file.dump(tiles(0.0, 1.0, 0.5)))
-    assert places.open_heuristic(settings) is not first  # it was trained again
+    assert open_databases.open_heuristic(settings) is not first  # it was trained again
 
 
 # ---- the tuner ------------------------------------------------------------------------------------------------------
@@ -425,4 +427,4 @@ def test_the_caches_of_a_processor_count_where_its_name_has_them() -> None:
 
 def test_extras_of_an_instruction_set_do_not_part_sections() -> None:
     plain, extra = (dataclasses.replace(TARGET, arch=arch) for arch in ("x86-64-v4", "x86-64-v4+avx512vnni"))
-    assert Place.of(Where.of(plain)) == Place.of(Where.of(extra)) != Place.of(Where.of(TARGET))
+    assert SectionScope.of(Where.of(plain)) == SectionScope.of(Where.of(extra)) != SectionScope.of(Where.of(TARGET))

@@ -8,14 +8,14 @@ import onnx
 import pytest
 
 from tunewright import Core, tools
+from tunewright.heuristic import file as heuristic_file
+from tunewright.heuristic.features import Column
+from tunewright.heuristic.trees import Listed
 from tunewright.plugins.single import open_device
-from tunewright.runtime.explain import explain
+from tunewright.runtime.insight.explain import explain
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning import heuristic_file
-from tunewright.tuning.heuristic import Listed
-from tunewright.tuning.heuristic_features import Column
 from tunewright.tuning.tuner import Origin, Tuner
 from unit.heuristic_made import by_column, heuristic, section
 
@@ -82,8 +82,8 @@ def test_columns_are_found_by_name():
 def test_trained_on_real_measurements(tmp_path, places, capsys):
     """Tunes small products for seconds each, trains, and asks about others in between and far away."""
     pytest.importorskip("sklearn", reason="training needs the extra train")
+    from tunewright.heuristic.train import examples, train
     from tunewright.solvers.base import solvers
-    from tunewright.tuning.heuristic_train import examples, train
 
     device = open_device("CPU")
     settings = Settings.make(places, Settings())

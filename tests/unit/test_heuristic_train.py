@@ -7,23 +7,15 @@ import math
 import pytest
 
 from tunewright import tools
+from tunewright.heuristic import file as heuristic_file
+from tunewright.heuristic.regret import Network, hold_out, summary
+from tunewright.heuristic.train import LEAST_PROBLEMS, MOST_LISTED, examples, learnable, shortlist, target_of, train
+from tunewright.knowledge.key import Key, Where
+from tunewright.knowledge.open_databases import open_user
+from tunewright.knowledge.record import Evidence, Measurement, Ratio, Sighting
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers import base
-from tunewright.tuning import heuristic_file
-from tunewright.tuning.heuristic_regret import Network, hold_out, summary
-from tunewright.tuning.heuristic_train import (
-    LEAST_PROBLEMS,
-    MOST_LISTED,
-    examples,
-    learnable,
-    shortlist,
-    target_of,
-    train,
-)
-from tunewright.tuning.key import Key, Where
-from tunewright.tuning.places import open_user
-from tunewright.tuning.record import Evidence, Measurement, Ratio, Sighting
 from unit.heuristic_data import NETWORKS, SOLVER, TARGET, conv, problems, speed, survey, surveys
 
 SOLVERS = (SOLVER,)
@@ -198,8 +190,8 @@ def test_training_repeats_and_is_small(known):
 def test_trees_are_those_of_scikit_learn(known):
     from sklearn.ensemble import GradientBoostingRegressor
 
-    from tunewright.tuning import heuristic_train as t
-    from tunewright.tuning.heuristic_features import columns
+    from tunewright.heuristic import train as t
+    from tunewright.heuristic.features import columns
 
     asked = columns([(who.solver, who.config) for e in known for who in e.gains])
     x, y, weights = t._table(known, asked)
@@ -283,7 +275,11 @@ def test_without_results_groups_are_left_out(known, call, tmp_path):
 def test_the_command_refuses_what_it_cannot_do(call, tmp_path):
     code, _, err = call()
     assert code == 2 and "too few to learn from" in err and not (tmp_path / "user" / "heuristic.json").exists()
-    for text, why in (("{", "is not JSON"), ("{}", "not a result file of tuning"), ("[]", "not a result file of tuning")):
+    for text, why in (
+        ("{", "is not JSON"),
+        ("{}", "not a result file of tuning"),
+        ("[]", "not a result file of tuning"),
+    ):
         (tmp_path / "r.json").write_text(text)
         code, _, err = call(tmp_path / "r.json")
         assert code == 2 and why in err and "Traceback" not in err

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from golden import graphs
 from tunewright.errors import TunewrightError
 from tunewright.ir.graph import Fused, Graph
-from tunewright.ir.text import to_dot
+from tunewright.ir.graph_text import to_dot
 from tunewright.ir.types import DType, TensorType
 from tunewright.ir.verify import verify, violations
 

@@ -21,21 +21,21 @@ from tunewright.devices.host import HostDevice
 from tunewright.devices.null import NullDevice
 from tunewright.errors import DeviceError
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure import child_process, isolated, protocol
+from tunewright.measure.base import Attempt, Race, Regime
+from tunewright.measure.isolated import Isolated, measurer_for
+from tunewright.measure.local import LocalMeasurer
 from tunewright.search.base import Status
 from tunewright.settings import Settings, child_environment
 from tunewright.solvers.base import Problem
-from tunewright.tuning import isolated, process, wire
-from tunewright.tuning.bench import Local
-from tunewright.tuning.isolated import Isolated, measurer_for
-from tunewright.tuning.measure import Attempt, Race, Regime
 
 TYPE = TensorType(DType.FLOAT32, (8,))
 PROBLEM = Problem("Relu", (TYPE,), (TYPE,), {}, constant=(False,))
 CANDIDATE = ("some.solver", {"tile": 4})
-OK = wire.attempt_json(Attempt(Status.OK, samples=(1e-3, 2e-3, 3e-3)))
+OK = protocol.attempt_json(Attempt(Status.OK, samples=(1e-3, 2e-3, 3e-3)))
 
 #: a worker that answers from a list: {"pose": [...], "attempt": [...], "race": [...]}; bytes are given in hex
-FAKE = '''#!{python} -S
+FAKE = """#!{python} -S
 import json, os, socket, struct, sys, time
 channel = socket.socket(fileno=int(sys.argv[-2]))
 script = json.load(open({script!r}))
@@ -67,14 +67,14 @@ while True:
             time.sleep(60)
         else:
             send(message if isinstance(message, str) else {{"number": request["number"], **message}})
-'''
-CLOCK, BUSY = wire.Clock(0.0, 0, 0.0, 0.0).to_json(), wire.BUSY
+"""
+CLOCK, BUSY = protocol.Clock(0.0, 0, 0.0, 0.0).to_json(), protocol.BUSY
 
 
 @pytest.fixture(autouse=True)
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scripts' clocks say that nothing took any time, on a machine that may be busy."""
-    monkeypatch.setattr(wire, "BUSY", 60.0)
+    monkeypatch.setattr(protocol, "BUSY", 60.0)
 
 
 POSED = {"refusal": None, "regime": {"kind": "cold", "copies": 1, "nbytes": 32}}
@@ -99,7 +99,7 @@ def frame(body: bytes) -> str:
 
 
 def test_a_worker_that_behaves(tmp_path: Path) -> None:
-    race = wire.race_json(Race(((1.0, 2.0), (3.0, 4.0))))
+    race = protocol.race_json(Race(((1.0, 2.0), (3.0, 4.0))))
     with fake(tmp_path, race=[{"kind": "alive"}, answer(race)]) as measurer:
         assert measurer.pose(PROBLEM) is None
         assert measurer.regime() == Regime("cold", 1, 32)
@@ -140,9 +140,7 @@ def test_a_worker_that_behaves(tmp_path: Path) -> None:
         ([frame(b"{}")[:-2], "sleep"], Status.TIMEOUT, "longer than 1 s"),
     ],
 )  # fmt: skip
-def test_whatever_a_worker_says_the_parent_lives(
-    tmp_path: Path, said: list[object], status: Status, why: str
-) -> None:
+def test_whatever_a_worker_says_the_parent_lives(tmp_path: Path, said: list[object], status: Status, why: str) -> None:
     with fake(tmp_path, attempt=said) as measurer:
         assert measurer.pose(PROBLEM) is None
         found = measurer.attempt(CANDIDATE)
@@ -160,7 +158,7 @@ def test_an_answer_too_many_is_not_taken_for_the_next(tmp_path: Path) -> None:
 
 
 def test_hanging_up_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "GONE", 0.1)
+    monkeypatch.setattr(child_process, "GONE", 0.1)
     with fake(tmp_path, attempt=["hang up"]) as measurer:
         measurer.pose(PROBLEM)
         assert measurer.attempt(CANDIDATE) == Attempt(Status.CRASHED, "its process hung up")
@@ -178,9 +176,9 @@ def test_signs_of_life_are_not_enough_for_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        wire.race_json(Race(((1.0, 2.0),))),
-        {**wire.race_json(Race(((1.0, 2.0), (1.0, 2.0)))), "fallen": [[2, OK]]},
-        {**wire.race_json(Race(((1.0, 2.0), (1.0, 2.0)))), "fallen": [0]},
+        protocol.race_json(Race(((1.0, 2.0),))),
+        {**protocol.race_json(Race(((1.0, 2.0), (1.0, 2.0)))), "fallen": [[2, OK]]},
+        {**protocol.race_json(Race(((1.0, 2.0), (1.0, 2.0)))), "fallen": [0]},
         {"samples": 3, "fallen": []},
     ],
 )
@@ -193,7 +191,7 @@ def test_a_race_that_makes_no_sense(tmp_path: Path, value: object) -> None:
 
 
 def test_samples_of_a_race_are_counted(tmp_path: Path) -> None:
-    with fake(tmp_path, race=[answer(wire.race_json(Race(((1.0, 2.0), (1.0, 0.0), (1.0,)))))]) as measurer:
+    with fake(tmp_path, race=[answer(protocol.race_json(Race(((1.0, 2.0), (1.0, 0.0), (1.0,)))))]) as measurer:
         measurer.pose(PROBLEM)
         found = measurer.race([CANDIDATE] * 3, 2)
         assert {i: a.status for i, a in found.fallen.items()} == {1: Status.WRONG, 2: Status.WRONG}
@@ -270,7 +268,7 @@ def test_measurers_are_shared() -> None:
     assert measurer_for(device, Settings()) is first
     other = measurer_for(device, replace(given, tune_timeout=3.0))
     assert isinstance(other, Isolated) and other.timeout == 3.0
-    assert isinstance(measurer_for(NullDevice(), given), Local)
+    assert isinstance(measurer_for(NullDevice(), given), LocalMeasurer)
 
 
 def test_a_measurer_that_nobody_holds_takes_its_worker_along(tmp_path: Path) -> None:
@@ -290,8 +288,8 @@ OBJECTS = st.dictionaries(st.text(max_size=5), st.integers() | st.text() | st.no
 @settings(deadline=None)
 @given(st.lists(OBJECTS, max_size=6), st.integers(1, 9))
 def test_frames_survive_any_cut(messages: list[dict[str, object]], size: int) -> None:
-    data = b"".join(wire.pack(message) for message in messages)
-    reader = wire.Reader()
+    data = b"".join(protocol.pack(message) for message in messages)
+    reader = protocol.Reader()
     found = [m for i in range(0, len(data), size) for m in reader.feed(data[i : i + size])]
     assert found == messages
 
@@ -299,10 +297,10 @@ def test_frames_survive_any_cut(messages: list[dict[str, object]], size: int) ->
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_broken(data: bytes) -> None:
-    reader = wire.Reader()
+    reader = protocol.Reader()
     try:
         found = list(reader.feed(data))
-    except wire.Broken:
+    except protocol.Broken:
         return
     assert all(isinstance(message, dict) for message in found)
 
@@ -310,24 +308,24 @@ def test_any_bytes_are_messages_or_broken(data: bytes) -> None:
 def test_values_come_back() -> None:
     attempt = Attempt(Status.WRONG, "why", (1e-9, 2.5), math.inf, 0.25, 0.5, True)
     for value, there, back in (
-        (attempt, wire.attempt_json, wire.attempt),
-        (Race(((1.0,), ()), {1: attempt}), wire.race_json, lambda data: wire.race(data, 2)),
-        (Regime("warm", 2, 3), wire.regime_json, wire.regime),
+        (attempt, protocol.attempt_json, protocol.attempt),
+        (Race(((1.0,), ()), {1: attempt}), protocol.race_json, lambda data: protocol.race(data, 2)),
+        (Regime("warm", 2, 3), protocol.regime_json, protocol.regime),
     ):
         assert back(json.loads(json.dumps(there(value)))) == value  # type: ignore[arg-type,operator]
 
 
 def test_a_clock_is_judged_by_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine wakes who waits late; that must not look like a lie."""
-    monkeypatch.setattr(wire, "BUSY", BUSY)
-    honest = wire.Clock(whole=0.05, stretches=10, stamped=6e-3, claimed=5.9e-3)
+    monkeypatch.setattr(protocol, "BUSY", BUSY)
+    honest = protocol.Clock(whole=0.05, stretches=10, stamped=6e-3, claimed=5.9e-3)
     assert honest.objection(0.05) is None
     assert honest.objection(0.5) is None  # we were woken late
-    assert wire.Clock(0.05, 10, 9e-3, 5.9e-3).objection(0.05) is None  # it lost the processor at an unlucky moment
-    assert wire.Clock(0.05, 10, 6e-3, 0.6e-3).objection(0.05) is not None
-    assert wire.Clock(0.05, 10, 6e-3, 6.5e-3).objection(0.05) is not None
-    assert wire.Clock(0.05, 10, 6e-3, 5.9e-3).objection(2.0) is not None
-    assert wire.Clock(0.0, 0, 0.0, 0.0).objection(0.0) is None
+    assert protocol.Clock(0.05, 10, 9e-3, 5.9e-3).objection(0.05) is None  # it lost the processor at an unlucky moment
+    assert protocol.Clock(0.05, 10, 6e-3, 0.6e-3).objection(0.05) is not None
+    assert protocol.Clock(0.05, 10, 6e-3, 6.5e-3).objection(0.05) is not None
+    assert protocol.Clock(0.05, 10, 6e-3, 5.9e-3).objection(2.0) is not None
+    assert protocol.Clock(0.0, 0, 0.0, 0.0).objection(0.0) is None
 
 
 # ---- what a worker inherits ---------------------------------------------------------------------------------------

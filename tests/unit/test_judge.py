@@ -12,11 +12,11 @@ import pytest
 from tunewright.devices.base import Queue
 from tunewright.devices.host import HostDevice
 from tunewright.ir.types import DType, TensorType, blocked
+from tunewright.measure.judge import Judge, examine, terms
 from tunewright.ops.tolerance import TOLERANCES, absolute, bias, compare, deviation
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Kernel, Packing, Problem
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.tuning.judge import Judge, examine, terms
 
 DEVICE = HostDevice()
 Run = Callable[[Any, Sequence[Any], Sequence[Any]], None]

@@ -10,21 +10,21 @@ import pytest
 from onnx import TensorProto, helper
 
 from tunewright import Core
+from tunewright.knowledge import database, open_databases
+from tunewright.knowledge.database import Database
+from tunewright.knowledge.record import Measurement
+from tunewright.knowledge.shared import SharedDatabase
+from tunewright.knowledge.sqlite import SqliteDatabase
+from tunewright.knowledge.system import SystemDatabase, write_lines
 from tunewright.testing.database import random_records
 from tunewright.tools import execute
-from tunewright.tuning import database, places
-from tunewright.tuning.database import Database
-from tunewright.tuning.record import Measurement
-from tunewright.tuning.shared import SharedDatabase
-from tunewright.tuning.sqlite import SqliteDatabase
-from tunewright.tuning.system import SystemDatabase, write_lines
 
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch):
     """As in a process that has told nothing yet."""
     monkeypatch.setattr(database, "_told", set())
-    monkeypatch.setattr(places, "_OPEN", {})
+    monkeypatch.setattr(open_databases, "_OPEN", {})
 
 
 @pytest.fixture

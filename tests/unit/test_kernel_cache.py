@@ -15,12 +15,13 @@ import fresh_device
 import opencl_runtime
 from fresh_device import fresh
 from launches import kernel
-from tunewright.devices import kernel_cache, opencl_programs
+from tunewright.devices import kernel_cache
 from tunewright.devices.kernel_cache import KernelCache, is_inside, pack, unpack
 from tunewright.devices.native import programs as native_programs
+from tunewright.devices.opencl import programs
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
-from tunewright.solvers.opencl.emit import Call, Out
+from tunewright.solvers.c.source.emit import EmittedLaunch, Out
 
 FILES = {"program": bytes(range(256)) * 8, "k/1-1-1/k.so": b"code", "empty": b""}
 KEY = {"source": "kernel void k() {}", "driver": "1.0"}
@@ -355,7 +356,7 @@ def name(request):
 
 def call(k):
     """A kernel that writes a number."""
-    return Call("k", (4,), (Out(),), "", ("GLOBAL i32* x",), f"x[GID(0)] = {k};")
+    return EmittedLaunch("k", (4,), (Out(),), "", ("GLOBAL i32* x",), f"x[GID(0)] = {k};")
 
 
 def source(device, k):
@@ -376,7 +377,7 @@ unused = itertools.count(7_000_000)
 
 
 def test_programs_in_memory_are_bounded_and_kernels_outlive_them(name, monkeypatch):
-    for module in (opencl_programs, native_programs):
+    for module in (programs, native_programs):
         monkeypatch.setattr(module, "MOST", 2)
     device = fresh(name)
     with kernel_cache.using(None):
@@ -433,15 +434,15 @@ def test_what_the_runtime_refuses_is_compiled_and_replaced(name, cache, what):
 @opencl_runtime.needs_opencl
 def test_a_key_names_everything(monkeypatch):
     raw = open_device(opencl_runtime.NAME).raw
-    found = opencl_programs.identity(raw, "-w")
+    found = programs.identity(raw, "-w")
     assert {"container", "device", "driver", "version", "platform", "library", "processor", "options"} <= set(found)
     assert found["driver"] == raw.driver_version and raw.platform.version in found["platform"]
-    assert opencl_programs.identity(raw, "-x") != found
-    monkeypatch.setattr(opencl_programs, "cpu_flags", lambda: frozenset({"another"}))
-    assert opencl_programs.identity(raw, "-w")["processor"] != found["processor"]
+    assert programs.identity(raw, "-x") != found
+    monkeypatch.setattr(programs, "cpu_flags", lambda: frozenset({"another"}))
+    assert programs.identity(raw, "-w")["processor"] != found["processor"]
 
 
 @pytest.mark.skipif(opencl_runtime.NAME != "CPU.INTEL", reason="Intel's runtime is not here")
 def test_the_library_of_the_runtime_is_part_of_the_key():
-    library, size, changed = opencl_programs.identity(open_device("CPU.INTEL").raw, "")["library"].split()
+    library, size, changed = programs.identity(open_device("CPU.INTEL").raw, "")["library"].split()
     assert "libintelocl" in library and int(size) > 0 and int(changed) > 0

@@ -10,8 +10,8 @@ import numpy as np
 from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Problem
-from tunewright.solvers.opencl.base import CSolver, both, tensor
-from tunewright.solvers.opencl.emit import In, Out, Source
+from tunewright.solvers.c.source.base import CSolver, both, tensor
+from tunewright.solvers.c.source.emit import In, Out, Source
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
 

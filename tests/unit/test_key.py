@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tunewright.devices.base import Target
+from tunewright.knowledge.key import FIELDS, WHERE_FIELDS, Key, MatchKind, Where, compare, distance
 from tunewright.testing.database import random_records
-from tunewright.tuning.key import FIELDS, WHERE_FIELDS, Key, Kind, Where, compare, distance
 
 KEY = Key(
     "Relu(float32[2,3]) -> float32[2,3]",
@@ -36,7 +36,7 @@ def value(key: Key, name: str) -> object:
 def test_no_field_is_forgotten() -> None:
     names = {f.name for kind in (Key, Where) for f in dataclasses.fields(kind)}
     assert set(FIELDS) == names - {"where"} and len(FIELDS) == len(names) - 1
-    assert compare(KEY, dataclasses.replace(KEY)).kind is Kind.EXACT
+    assert compare(KEY, dataclasses.replace(KEY)).kind is MatchKind.EXACT
 
 
 @pytest.mark.parametrize("distance", [0.0, 1.0, math.inf])
@@ -46,7 +46,7 @@ def test_a_field_that_differs_is_never_exact_and_is_named(name: str, distance: f
     for new in [old + 1, 0] if isinstance(old, int) else [f"{old}x", f" {old}", "", str(old).upper() + "\u00e9"]:
         for asked, stored in ((KEY, changed(name, new)), (changed(name, new), KEY)):
             match = compare(asked, stored, distance)
-            assert match.kind is not Kind.EXACT and match.differs == (name,), (name, new)
+            assert match.kind is not MatchKind.EXACT and match.differs == (name,), (name, new)
             assert name in str(match)
 
 
@@ -55,12 +55,12 @@ def test_what_a_difference_means(name: str) -> None:
     soft = {"problem", "processor", "units", "software", "version", "source", "space"}
     new = value(KEY, name) + 1 if name == "units" else "1.3" if name == "version" else f"{value(KEY, name)}x"  # type: ignore[operator]
     kind = compare(KEY, changed(name, new), 1.0).kind
-    assert kind is (Kind.PROVISIONAL if name in soft else Kind.MISS)
+    assert kind is (MatchKind.PROVISIONAL if name in soft else MatchKind.MISS)
 
 
 def test_another_major_version_or_a_far_shape_is_a_miss() -> None:
-    assert compare(KEY, changed("version", "2.2")).kind is Kind.MISS
-    assert compare(KEY, changed("problem", "Relu(float32[900,3]) -> float32[900,3]"), math.inf).kind is Kind.MISS
+    assert compare(KEY, changed("version", "2.2")).kind is MatchKind.MISS
+    assert compare(KEY, changed("problem", "Relu(float32[900,3]) -> float32[900,3]"), math.inf).kind is MatchKind.MISS
     assert distance((2, 3), (4, 3)) == 1.0 and distance((2, 3), (5, 3)) == math.inf and distance((0,), (1,)) == math.inf
 
 
@@ -82,8 +82,8 @@ import json, random
 from tunewright.testing.database import random_problem, random_records
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
-from tunewright.tuning.key import Key
-from tunewright.tuning.record import to_line
+from tunewright.knowledge.key import Key
+from tunewright.knowledge.record import to_line
 problems = [random_problem(random.Random(k)) for k in range(12)]
 target = open_device("NULL").target
 keys = [repr(Key.of(p, target, s, s.default(p, target)))

@@ -9,12 +9,12 @@ import pytest
 from tunewright.devices.null import NullDevice
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.key import Where
 from tunewright.search import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.key import Where
-from tunewright.tuning.kin import EACH, Kin
+from tunewright.tuning.similar_problems import EACH, Kin
 from tunewright.tuning.tuner import Tuner
 from unit.tuning_noise import TARGET, Fake, Machine
 

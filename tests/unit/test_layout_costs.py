@@ -9,15 +9,15 @@ import pytest
 from golden import graphs
 from tunewright.ir.graph import Graph, Node
 from tunewright.ir.types import PLAIN, DType, Layout, TensorType, blocked
-from tunewright.ops.fused import REORDER
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.record import Measurement
+from tunewright.ops.internal.reorder import REORDER
 from tunewright.passes.base import Context, run_passes
-from tunewright.passes.layout import AssignLayouts
+from tunewright.passes.placement.layout import AssignLayouts
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning.costs import LayoutCosts
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.record import Measurement
+from tunewright.tuning.layout_costs import LayoutCosts
 from tunewright.tuning.tuner import Tuner
 from unit import kb_records
 

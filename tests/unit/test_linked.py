@@ -11,7 +11,7 @@ from onnx import parser
 from native.harness import table_of
 from tunewright import Core
 from tunewright.devices.base import address
-from tunewright.devices.native import programs, steps
+from tunewright.devices.native import programs, table_format
 from tunewright.devices.native.device import NativeDevice
 from tunewright.devices.native.pool import HEAD, ROW
 from tunewright.errors import ExecutionError
@@ -107,7 +107,7 @@ def test_a_table_of_steps():
      (np.float64(-2.0), 0xC0000000)],
 )  # fmt: skip
 def test_numbers_in_a_table(value, want):
-    assert steps.number(value) == want
+    assert table_format.number(value) == want
 
 
 def test_addresses_are_written_where_arguments_stand():
@@ -165,8 +165,8 @@ def test_any_number_of_threads_does_every_item_once(threads, classes, monkeypatc
     """Also more than there are cores, than items, and than parts of a step."""
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 24] x) => (float[24, n] z) {
         y = Softmax(x) z = Transpose <perm = [1, 0]> (y) }"""
-    model, real = parser.parse_model(text), steps.Listing.link
-    monkeypatch.setattr(steps.Listing, "link", lambda listing, _: real(listing, threads))
+    model, real = parser.parse_model(text), table_format.Listing.link
+    monkeypatch.setattr(table_format.Listing, "link", lambda listing, _: real(listing, threads))
     one = compiled(model, SHAPE_TEMPLATES=classes)
     for n in (1, 2, 7, 301, 4000):
         (x,) = (inputs := feed(model, n=n)).values()
@@ -183,8 +183,8 @@ def test_other_shapes_compile_nothing(monkeypatch):
     one, apart = compiled(model), compiled(model, JOIN_LAUNCHES="NO")
     for n in (12, 40, 77):  # some kernels have other tiles for larger ones
         assert equal(one(feed(model, n=n)), apart(feed(model, n=n)))
-    monkeypatch.setattr(programs.Programs, "_compile", lambda *given: pytest.fail("a text was compiled"))
-    monkeypatch.setattr(programs.Programs, "_load", lambda *given: pytest.fail("a text was looked up"))
+    monkeypatch.setattr(programs.NativePrograms, "_compile", lambda *given: pytest.fail("a text was compiled"))
+    monkeypatch.setattr(programs.NativePrograms, "_load", lambda *given: pytest.fail("a text was looked up"))
     for n in (13, 41, 78):
         inputs = feed(model, n=n)
         assert equal(one(inputs), apart(inputs))
@@ -267,13 +267,13 @@ g (float[3, 5] x) => (float[3, 5] y) { [steep] y = Elu <alpha = 0.123> (x) }""")
     def broken(programs, source):
         raise ExecutionError("the compiler refuses it")
 
-    monkeypatch.setattr(programs.Programs, "build", broken)
+    monkeypatch.setattr(programs.NativePrograms, "build", broken)
     with pytest.raises(ExecutionError, match=re.escape("node 'steep' (Elu)")):
         compiled(model, CACHE_DIR="")
 
 
 def test_who_interrupts_a_load_can_load_again(monkeypatch):
-    kept, load, interrupts = open_device("CPU")._programs, programs.Programs._load, [KeyboardInterrupt]
+    kept, load, interrupts = open_device("CPU")._programs, programs.NativePrograms._load, [KeyboardInterrupt]
     monkeypatch.setattr(kept, "_kept", OrderedDict())
 
     def interrupted(programs, source):
@@ -281,7 +281,7 @@ def test_who_interrupts_a_load_can_load_again(monkeypatch):
             raise interrupts.pop()
         return load(programs, source)
 
-    monkeypatch.setattr(programs.Programs, "_load", interrupted)
+    monkeypatch.setattr(programs.NativePrograms, "_load", interrupted)
     model = parser.parse_model(DYNAMIC)
     with pytest.raises(KeyboardInterrupt):
         compiled(model)(feed(model, n=3))

@@ -14,13 +14,14 @@ from onnx import TensorProto, helper
 
 from tunewright import Core
 from tunewright.devices.base import Device, address, empty_on_lines, on_lines
-from tunewright.devices.cuda import CudaDevice
+from tunewright.devices.cuda.device import CudaDevice
 from tunewright.ir.types import DType
-from tunewright.passes.precision import rounded
-from tunewright.runtime.phases import Phases, uncollected
+from tunewright.passes.placement.precision import rounded
+from tunewright.runtime.plans.load_phases import Phases, uncollected
 from tunewright.solvers.base import Problem
-from tunewright.solvers.opencl import conv_winograd, matmul_pack
-from tunewright.solvers.opencl.matmul_product import Matrix
+from tunewright.solvers.c.convolution import conv_winograd
+from tunewright.solvers.c.product import matmul_pack
+from tunewright.solvers.c.product.matmul_product import Matrix
 from tunewright.tuning.tuner import Choice, Origin, Tuner
 
 RNG = np.random.default_rng(2)
@@ -168,5 +169,5 @@ def test_what_fills_up_packed_weights_is_zero(monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_allclose(packed.transpose(1, 2, 0, 3).reshape(36, 3, 32)[..., :20], wanted, rtol=1e-5, atol=1e-6)
     assert not packed[1, :, :, 4:].any()
     b = RNG.standard_normal((5, 11)).astype(np.float32)
-    panels = matmul_pack.packing(matmul_pack.Operand(Matrix(1, 11, 1), 5, 11, ()), 8, DType.FLOAT32).pack(b)
+    panels = matmul_pack.packing(matmul_pack.PackedOperand(Matrix(1, 11, 1), 5, 11, ()), 8, DType.FLOAT32).pack(b)
     np.testing.assert_array_equal(panels, np.pad(b, ((0, 0), (0, 5))).reshape(5, 2, 8).swapaxes(0, 1)[None])

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core, discovery
 from tunewright.devices.base import address
-from tunewright.ir import memory
+from tunewright.ir import weight_memory
 from tunewright.ir.types import TensorType
 from tunewright.ops import lookup, names
 from tunewright.solvers import base
@@ -66,12 +66,12 @@ def test_weights_stay_while_other_shapes_may_come() -> None:
 
 
 def test_memory_of_its_own() -> None:
-    made = memory.lasting_array((3, memory.LARGE), np.dtype(np.float32))
+    made = weight_memory.lasting_array((3, weight_memory.LARGE), np.dtype(np.float32))
     assert address(made) % 4096 == 0 and made.flags.writeable
     made[...] = 1.0
     assert made.sum() == made.size
     with pytest.raises(MemoryError):
-        memory.lasting(1 << 60)
+        weight_memory.lasting(1 << 60)
 
 
 @pytest.mark.parametrize("language", ["c", "cuda", "null", ""])
@@ -105,10 +105,10 @@ def test_views_of_all_domains_are_known() -> None:
 
 
 UNUSED = (
-    "numpy.random", "xml", "typer", "rich", "torch", "onnx", "tunewright.tools", "tunewright.solvers.opencl.conv_",
+    "numpy.random", "xml", "typer", "rich", "torch", "onnx", "tunewright.tools", "tunewright.solvers.c.conv_",
     "tunewright.solvers.triton.",
-    "tunewright.solvers.vendor.", "tunewright.tuning.session", "tunewright.tuning.isolated", "tunewright.tuning.bench",
-    "tunewright.tuning.tuning_file", "tunewright.ops.ms_moe", "tunewright.ops.ov_roi", "tunewright.ops.ml",
+    "tunewright.solvers.vendor.", "tunewright.tuning.session", "tunewright.measure.isolated", "tunewright.measure.local",
+    "tunewright.knowledge.tuning_file", "tunewright.ops.microsoft.moe", "tunewright.ops.openvino.roi", "tunewright.ops.ml.general",
     "tunewright.plugins.batch", "tunewright.plugins.hetero", "importlib.metadata",
 )  # fmt: skip
 

@@ -19,19 +19,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tunewright
 from tunewright import Core, InputError, LockError, SettingsError
+from tunewright.knowledge import json_file
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.key import Where
+from tunewright.knowledge.record import Ratio
+from tunewright.knowledge.sqlite import SqliteDatabase
+from tunewright.measure.base import Regime
 from tunewright.plugins.single import open_device
-from tunewright.runtime.explain import explain
+from tunewright.runtime.insight.explain import explain
 from tunewright.search.base import Status
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Solver
-from tunewright.tuning import evidence, json_file, lockfile, tuner
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.key import Where
-from tunewright.tuning.lockfile import Entry, LockFile
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.record import Ratio
-from tunewright.tuning.sqlite import SqliteDatabase
+from tunewright.tuning import evidence, lockfile, tuner
+from tunewright.tuning.lockfile import LockedKernel, LockFile
 from tunewright.tuning.tuner import Origin, Tuner
 from unit.test_tuner_known import DEVICE, HOST, TILED, Tiled, measured, problem
 
@@ -69,12 +70,12 @@ def make(candidates: tuple[Solver, ...] = (TILED, HOST), records: Any = (), **se
     return Tuner(made, candidates, MemoryDatabase(records), MemoryDatabase())
 
 
-def entry(solver: Solver = TILED, tile: int = 2, **changes: Any) -> Entry:
-    made = Entry.of(problem(), DEVICE.target, solver, {"tile": tile}, ["relu"], "default", None)
+def entry(solver: Solver = TILED, tile: int = 2, **changes: Any) -> LockedKernel:
+    made = LockedKernel.of(problem(), DEVICE.target, solver, {"tile": tile}, ["relu"], "default", None)
     return replace(made, **changes)
 
 
-def write(locked: Entry, where: Where | None = None, mode: str = "PERFORMANCE") -> str:
+def write(locked: LockedKernel, where: Where | None = None, mode: str = "PERFORMANCE") -> str:
     LockFile("lock.json").add(where or Where.of(DEVICE.target), mode, {problem().key(): locked})
     return "lock.json"
 
@@ -204,7 +205,7 @@ def test_accuracy_excludes_a_default() -> None:
 
 
 def test_accuracy_excludes_candidates_of_a_search() -> None:
-    from tunewright.tuning.bench import Local
+    from tunewright.measure.local import LocalMeasurer
 
     rough = Rough()
     settings = {"TUNING_MODE": "TUNING_CREATE", "TUNE_SECONDS": "30", "TUNE_RESULT_PATH": ""}
@@ -212,7 +213,7 @@ def test_accuracy_excludes_candidates_of_a_search() -> None:
     def found(mode: str) -> Any:
         made = Settings.make({**settings, "EXECUTION_MODE_HINT": mode}, Settings())
         given: tuple[Solver, ...] = (rough, HOST)
-        one = Tuner(made, given, MemoryDatabase(), MemoryDatabase(), lambda device, _: Local(device, given))
+        one = Tuner(made, given, MemoryDatabase(), MemoryDatabase(), lambda device, _: LocalMeasurer(device, given))
         return one.choose(problem(), DEVICE)
 
     assert (found("PERFORMANCE").config, found("ACCURACY").config) == ({"tile": 4}, {"tile": 2})
@@ -227,11 +228,11 @@ def test_accuracy_does_not_fuse_onto_the_host() -> None:
 
 
 def test_explain_says_why_a_candidate_is_excluded() -> None:
-    from tunewright.runtime.opinions import Asked
+    from tunewright.runtime.insight.solver_verdicts import AskedProblem
 
     rough = Rough(first=4)
     one = make((rough, TILED, HOST), execution_mode_hint="ACCURACY")
-    asked = Asked(one, problem(), DEVICE, one.choose(problem(), DEVICE))
+    asked = AskedProblem(one, problem(), DEVICE, one.choose(problem(), DEVICE))
     said = {o.solver: o.why for o in asked.opinions()}
     assert said["rough"] == "excluded by EXECUTION_MODE_HINT = ACCURACY: it rounds early"
 
@@ -379,7 +380,7 @@ def test_a_field_that_is_not_as_it_was_written(change: Callable[[dict[str, Any]]
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     write(replace(entry(), nodes=tuple(sorted({f"n{i:03}" for i in range(64)}))))
-    assert len(Entry.of(problem(), DEVICE.target, TILED, {"tile": 2}, map(str, range(99)), "", None).nodes) == 64
+    assert len(LockedKernel.of(problem(), DEVICE.target, TILED, {"tile": 2}, map(str, range(99)), "", None).nodes) == 64
     monkeypatch.setattr(lockfile, "MOST_PROBLEMS", 0)
     with pytest.raises(InputError, match="is damaged: place 1"):
         make(lock_file="lock.json")

@@ -7,14 +7,14 @@ import pytest
 from tunewright.devices.base import Target
 from tunewright.ir.graph import Graph
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.key import Key, MatchKind
+from tunewright.knowledge.record import Evidence, Fault, Measurement, Ratio
 from tunewright.search.base import Status
 from tunewright.search.space import Config, Space
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem, Solver
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.key import Key, Kind
-from tunewright.tuning.lookup import Layer, Lookup
-from tunewright.tuning.record import Evidence, Fault, Measurement, Ratio
+from tunewright.tuning.lookup import KnowledgeLayer, Lookup
 
 TARGET = Target("cpu", "Some CPU", "wide", 2, (("opencl", "Some runtime"), ("driver", "3.0")), "c")
 
@@ -56,12 +56,12 @@ def measured(tile=2, gain=1.5, solver=TILED, p=None, target=TARGET, date="2026-0
     found = Evidence(1e-3, 9e-4, 2e-3, (1e-3,), 0.0, ratio, Ratio.one(), True, ("tiled", Config(tile=1)), "cold", 4, 99)
     key = Key.of(p, target, solver, config)
     return Measurement(
-        key, config, replace(found, **evidence), serial.to_json(p), p.family(), p.sizes, date, "0.1"
+        key, config, replace(found, **evidence), problem_json.to_json(p), p.family(), p.sizes, date, "0.1"
     )
 
 
 def ask(*layers, p=None, target=TARGET, solvers=(TILED, OTHER)):
-    lookup = Lookup([Layer(f"layer {n}", MemoryDatabase(records)) for n, records in enumerate(layers)])
+    lookup = Lookup([KnowledgeLayer(f"layer {n}", MemoryDatabase(records)) for n, records in enumerate(layers)])
     p = p or problem()
     return lookup.ask(p, target, solvers, lambda s: s.why_not(p, target))
 
@@ -72,7 +72,7 @@ def tiles(answer):
 
 def test_an_exact_answer():
     best = ask([measured()]).best
-    assert (best.solver, best.config, best.layer, best.match.kind) == (TILED, {"tile": 2}, "layer 0", Kind.EXACT)
+    assert (best.solver, best.config, best.layer, best.match.kind) == (TILED, {"tile": 2}, "layer 0", MatchKind.EXACT)
 
 
 def test_nothing_is_known():
@@ -121,7 +121,7 @@ def test_warm_measurements_come_after_cold_ones():
 )
 def test_provisional_answers_name_the_field(changes, field):
     best = ask([measured(target=replace(TARGET, **changes))]).best
-    assert best.match.kind is Kind.PROVISIONAL and best.match.differs == (field,)
+    assert best.match.kind is MatchKind.PROVISIONAL and best.match.differs == (field,)
     assert str(best.match) == f"provisional: another {field}"
 
 
@@ -146,7 +146,7 @@ def test_neighbouring_shapes_are_provisional_the_nearest_first():
     answer = ask(stored)
     assert tiles(answer) == [4, 2], "ten times the width is no neighbour"
     assert answer.best.match.differs == ("problem",)
-    assert ask([*stored, measured(1)]).best.match.kind is Kind.EXACT
+    assert ask([*stored, measured(1)]).best.match.kind is MatchKind.EXACT
 
 
 def test_a_minor_version_is_provisional_a_major_one_a_miss():
@@ -157,7 +157,7 @@ def test_a_minor_version_is_provisional_a_major_one_a_miss():
         version = "2.0"
 
     best = ask([measured()], solvers=[Newer()]).best
-    assert best.match.kind is Kind.PROVISIONAL and best.match.differs == ("version",)
+    assert best.match.kind is MatchKind.PROVISIONAL and best.match.differs == ("version",)
     answer = ask([measured()], solvers=[Newest()])
     assert answer.best is None and "another version" in answer.nearest
 
@@ -198,7 +198,7 @@ def fault(tile=2, p=None, target=TARGET, solver=TILED):
 
 
 def test_a_faulty_candidate_is_barred_for_every_problem_on_that_device_and_driver():
-    lookup = Lookup([Layer("user", MemoryDatabase([fault()]))])
+    lookup = Lookup([KnowledgeLayer("user", MemoryDatabase([fault()]))])
     for p in (problem(), problem(1000)):
         assert lookup.barred(TILED, Config(tile=2), p, TARGET) == "barred: crashed on 2026-01-02 (SIGSEGV)"
     assert lookup.barred(TILED, Config(tile=4), problem(), TARGET) is None
@@ -209,7 +209,7 @@ def test_a_faulty_candidate_is_barred_for_every_problem_on_that_device_and_drive
 
 
 def test_the_default_is_barred_for_the_problem_alone():
-    lookup = Lookup([Layer("user", MemoryDatabase([fault()]))])
+    lookup = Lookup([KnowledgeLayer("user", MemoryDatabase([fault()]))])
     default = ("tiled", Config(tile=2))
     assert lookup.barred(TILED, Config(tile=2), problem(), TARGET, default)
     assert lookup.barred(TILED, Config(tile=2), problem(1000), TARGET, default) is None
@@ -219,7 +219,7 @@ def test_a_barred_candidate_never_answers():
     answer = ask([measured(), fault()])
     assert answer.best is None and "barred" in answer.nearest
     database = MemoryDatabase([measured()])
-    lookup = Lookup([Layer("user", database)])
+    lookup = Lookup([KnowledgeLayer("user", database)])
     assert lookup.ask(problem(), TARGET, [TILED], lambda s: None).best
     database.add([fault()])
     assert lookup.ask(problem(), TARGET, [TILED], lambda s: None).best is None, "also when it is found out later"

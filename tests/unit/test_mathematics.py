@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tunewright.solvers.opencl.prelude import MATHEMATICS, ORDER, mathematics_of
+from tunewright.solvers.c.source.prelude import MATHEMATICS, ORDER, mathematics_of
 
 NAMES = re.compile(r"INLINE\s[^(]*?(\w+)\(")
 

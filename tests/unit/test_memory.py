@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tunewright.devices.base import address
 from tunewright.devices.host import HostDevice
-from tunewright.ir import memory as weights
+from tunewright.ir import weight_memory as weights
 from tunewright.ir.formulas import Formulas
-from tunewright.ir.symbolic import Trace, hint
-from tunewright.runtime import memory
-from tunewright.runtime.memory import ALIGNMENT, Lifetime, Stack, aligned, pack
+from tunewright.ir.symbolic import ShapeTrace, hint
+from tunewright.runtime.plans import memory_layout
+from tunewright.runtime.plans.memory_layout import ALIGNMENT, Lifetime, Stack, aligned, pack
 
 
 @st.composite
@@ -46,7 +46,7 @@ def test_live_buffers_never_overlap(buffers):
 
 @given(lifetimes())
 def test_the_linear_scan_for_long_graphs_is_legal_too(buffers):
-    check(buffers, *memory._scan(buffers))
+    check(buffers, *memory_layout._scan(buffers))
 
 
 @settings(max_examples=50)
@@ -120,7 +120,7 @@ def test_what_weights_took_goes_back_although_others_stay():
 @given(lifetimes(), st.integers(2, 400), st.integers(2, 400))
 @settings(deadline=None)
 def test_places_as_expressions_are_those_of_each_size(buffers, n, m):
-    trace = Trace()
+    trace = ShapeTrace()
     one, other = trace.symbol("n", 7), trace.symbol("m", 11)
     wanted = {k: life.nbytes * (one if k % 3 == 0 else other if k % 3 == 1 else 1) for k, life in enumerate(buffers)}
     lives = {k: Lifetime(int(hint(wanted[k])), life.first, life.last) for k, life in enumerate(buffers)}

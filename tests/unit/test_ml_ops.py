@@ -63,10 +63,24 @@ def test_linear(post: str) -> None:
     x = f(5, 3)
     check("LinearRegressor", [x], coefficients=floats(6), intercepts=floats(2), targets=2, post_transform=post)
     for classes, labels in ((3, {"classlabels_ints": [4, 5, 6]}), (1, {"classlabels_ints": [4, 5]})):
-        check("LinearClassifier", [x], 2, coefficients=floats(3 * classes), intercepts=floats(classes),
-              post_transform=post, **labels)
-    check("LinearClassifier", [x], 2, coefficients=floats(6), intercepts=floats(2), classlabels_strings=["a", "b"],
-          post_transform=post)
+        check(
+            "LinearClassifier",
+            [x],
+            2,
+            coefficients=floats(3 * classes),
+            intercepts=floats(classes),
+            post_transform=post,
+            **labels,
+        )
+    check(
+        "LinearClassifier",
+        [x],
+        2,
+        coefficients=floats(6),
+        intercepts=floats(2),
+        classlabels_strings=["a", "b"],
+        post_transform=post,
+    )
 
 
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
@@ -76,21 +90,47 @@ def test_support_vector_classifier(kernel: str, counts: list[int], probabilities
     classes, vectors = len(counts), sum(counts)
     pairs = classes * (classes - 1) // 2
     extra = {"prob_a": floats(pairs), "prob_b": floats(pairs)} if probabilities else {}
-    check("SVMClassifier", [f(6, 3)], 2, kernel_type=kernel, kernel_params=[0.4, 0.2, 3.0], vectors_per_class=counts,
-          support_vectors=floats(3 * vectors), coefficients=floats((classes - 1) * vectors), rho=floats(pairs),
-          classlabels_ints=list(range(10, 10 + classes)), **extra)
+    check(
+        "SVMClassifier",
+        [f(6, 3)],
+        2,
+        kernel_type=kernel,
+        kernel_params=[0.4, 0.2, 3.0],
+        vectors_per_class=counts,
+        support_vectors=floats(3 * vectors),
+        coefficients=floats((classes - 1) * vectors),
+        rho=floats(pairs),
+        classlabels_ints=list(range(10, 10 + classes)),
+        **extra,
+    )
 
 
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 def test_support_vector_regressor(kernel: str) -> None:
-    check("SVMRegressor", [f(5, 3)], kernel_type=kernel, kernel_params=[0.4, 0.2, 3.0], n_supports=4,
-          support_vectors=floats(12), coefficients=floats(4), rho=[0.3])
+    check(
+        "SVMRegressor",
+        [f(5, 3)],
+        kernel_type=kernel,
+        kernel_params=[0.4, 0.2, 3.0],
+        n_supports=4,
+        support_vectors=floats(12),
+        coefficients=floats(4),
+        rho=[0.3],
+    )
 
 
 def forest(trees: int, features: int, mode: str) -> tuple[dict[str, list[Any]], list[tuple[int, int]]]:
     """Random trees as attributes, and their leaves as (tree, node)."""
-    keys = ("treeids", "nodeids", "featureids", "values", "truenodeids", "falsenodeids", "modes",
-            "missing_value_tracks_true")
+    keys = (
+        "treeids",
+        "nodeids",
+        "featureids",
+        "values",
+        "truenodeids",
+        "falsenodeids",
+        "modes",
+        "missing_value_tracks_true",
+    )
     columns: dict[str, list[Any]] = {f"nodes_{k}": [] for k in keys}
     leaves: list[tuple[int, int]] = []
 
@@ -98,8 +138,16 @@ def forest(trees: int, features: int, mode: str) -> tuple[dict[str, list[Any]], 
         node, at = count[0], len(columns["nodes_treeids"])
         count[0] += 1
         leaf = depth == 0 or RNG.random() < 0.2
-        values = (tree, node, int(RNG.integers(features)), float(RNG.standard_normal()), 0, 0,
-                  "LEAF" if leaf else mode, 0 if leaf else int(RNG.integers(2)))
+        values = (
+            tree,
+            node,
+            int(RNG.integers(features)),
+            float(RNG.standard_normal()),
+            0,
+            0,
+            "LEAF" if leaf else mode,
+            0 if leaf else int(RNG.integers(2)),
+        )
         for key, value in zip(keys, values, strict=True):
             columns[f"nodes_{key}"].append(value)
         if leaf:
@@ -140,10 +188,24 @@ def test_trees_regress(mode: str, aggregate: str) -> None:
     columns, leaves = forest(5, 4, mode)
     some = [[int(RNG.integers(3))] for _ in leaves]
     for targets, extra in ((some, {}), ([[0, 1, 2]] * len(leaves), {"base_values": floats(3)})):
-        check("TreeEnsembleRegressor", [samples()], n_targets=3, aggregate_function=aggregate, **columns,
-              **scored(leaves, targets, "target", False), **extra)
-    check("TreeEnsembleRegressor", [samples()], n_targets=1, aggregate_function=aggregate, base_values=[0.5], **columns,
-          **scored(leaves, [[0]] * len(leaves), "target", False))
+        check(
+            "TreeEnsembleRegressor",
+            [samples()],
+            n_targets=3,
+            aggregate_function=aggregate,
+            **columns,
+            **scored(leaves, targets, "target", False),
+            **extra,
+        )
+    check(
+        "TreeEnsembleRegressor",
+        [samples()],
+        n_targets=1,
+        aggregate_function=aggregate,
+        base_values=[0.5],
+        **columns,
+        **scored(leaves, [[0]] * len(leaves), "target", False),
+    )
 
 
 @pytest.mark.parametrize("post", TRANSFORMS)
@@ -156,8 +218,15 @@ def test_trees_classify(post: str, positive: bool) -> None:
         ({"classlabels_int64s": [7, 8]}, [[0]] * len(leaves)),
         ({"classlabels_strings": ["n", "y"]}, [[1]] * len(leaves)),
     ):
-        check("TreeEnsembleClassifier", [samples()], 2, post_transform=post, **columns, **labels,
-              **scored(leaves, ids, "class", positive))
+        check(
+            "TreeEnsembleClassifier",
+            [samples()],
+            2,
+            post_transform=post,
+            **columns,
+            **labels,
+            **scored(leaves, ids, "class", positive),
+        )
 
 
 def test_two_scored_classes_take_the_larger_score() -> None:
@@ -166,7 +235,9 @@ def test_two_scored_classes_take_the_larger_score() -> None:
     attrs = {**columns, **scored(leaves, [[0, 1]] * len(leaves), "class", True), "classlabels_strings": ["n", "y"]}
     node = helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "score"], domain="ai.onnx.ml", **attrs)
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("x", 1, [7, 4])],
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [7, 4])],
         [helper.make_empty_tensor_value_info(n) for n in ("label", "score")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)], ir_version=8)
@@ -179,9 +250,15 @@ def test_trees_in_double() -> None:
     values = columns.pop("nodes_values")
     targets = scored(leaves, [[0]] * len(leaves), "target", False)
     weights = targets.pop("target_weights")
-    check("TreeEnsembleRegressor", [RNG.standard_normal((6, 4))], n_targets=1, **columns, **targets,
-          nodes_values_as_tensor=onnx.numpy_helper.from_array(np.asarray(values, np.float64)),
-          target_weights_as_tensor=onnx.numpy_helper.from_array(np.asarray(weights, np.float64)))
+    check(
+        "TreeEnsembleRegressor",
+        [RNG.standard_normal((6, 4))],
+        n_targets=1,
+        **columns,
+        **targets,
+        nodes_values_as_tensor=onnx.numpy_helper.from_array(np.asarray(values, np.float64)),
+        target_weights_as_tensor=onnx.numpy_helper.from_array(np.asarray(weights, np.float64)),
+    )
 
 
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])

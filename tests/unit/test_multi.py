@@ -10,9 +10,9 @@ from onnx import parser
 
 from tunewright import AsyncInferQueue, Core, DeviceError, ExecutionError, InputError, RequestCancelled, SettingsError
 from tunewright.plugins.single import SingleDevice, open_device
-from tunewright.runtime import multi
-from tunewright.runtime.multi import STRIKES
-from tunewright.runtime.streams import Work
+from tunewright.runtime.requests.streams import TaskQueue
+from tunewright.runtime.several import multi
+from tunewright.runtime.several.multi import STRIKES
 from unit.made_devices import W, check, feed, made, network
 
 _WAITER = multi._Waiter
@@ -453,7 +453,7 @@ def test_an_error_of_the_data_is_the_data_s(two):
 
 def test_what_comes_to_streams_that_were_just_replaced_runs():
     """Devices came or went while somebody was about to start a request."""
-    work = Work(2)
+    work = TaskQueue(2)
     for _ in range(50):
         runs = [threading.Event() for _ in range(2)]
         for run in runs:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from native.harness import Table, crowded, loaded, native, table_of
-from tunewright.devices import building
+from tunewright.devices import build_options
 from tunewright.devices.host import cpu_flags
-from tunewright.devices.native import cores, isa, pool
-from tunewright.devices.native.pool import Pool
+from tunewright.devices.native import isa, pool, usable_cores
+from tunewright.devices.native.pool import ThreadPool
 from tunewright.devices.native.processor import processor, thread_pool
 
 
@@ -83,16 +83,16 @@ QUOTAS = {
 def test_quota(tmp_path: Path, case: str) -> None:
     membership, files, expected = QUOTAS[case]
     (tmp_path / "membership").write_text(membership)
-    assert cores.quota(tree(tmp_path / "cgroup", files), tmp_path / "membership") == expected
+    assert usable_cores.quota(tree(tmp_path / "cgroup", files), tmp_path / "membership") == expected
 
 
 def test_quota_of_a_group_with_a_strange_name(tmp_path: Path) -> None:
     (tmp_path / "membership").write_bytes(b"0::/\xff\xfe\n")
-    assert cores.quota(tree(tmp_path, {"cpu.max": "100000 100000"}), tmp_path / "membership") == 1
+    assert usable_cores.quota(tree(tmp_path, {"cpu.max": "100000 100000"}), tmp_path / "membership") == 1
 
 
 def test_quota_without_files(tmp_path: Path) -> None:
-    assert cores.quota(tmp_path / "nothing", tmp_path / "no membership") is None
+    assert usable_cores.quota(tmp_path / "nothing", tmp_path / "no membership") is None
 
 
 @pytest.mark.parametrize(
@@ -102,17 +102,17 @@ def test_quota_without_files(tmp_path: Path) -> None:
 def test_threads_are_the_least_of_affinity_and_quota(
     monkeypatch: pytest.MonkeyPatch, allowed: int, share: float | None, threads: int
 ) -> None:
-    monkeypatch.setattr(cores, "allowed", lambda: list(range(allowed)))
-    monkeypatch.setattr(cores, "quota", lambda: share)
-    assert cores.count() == threads
+    monkeypatch.setattr(usable_cores, "allowed", lambda: list(range(allowed)))
+    monkeypatch.setattr(usable_cores, "quota", lambda: share)
+    assert usable_cores.count() == threads
 
 
 def test_affinity_counts() -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert cores.allowed() == [min(before)] and cores.count() == 1
-        assert cores.places("YES", 1) == [(min(before), frozenset({min(before)}))]
+        assert usable_cores.allowed() == [min(before)] and usable_cores.count() == 1
+        assert usable_cores.places("YES", 1) == [(min(before), frozenset({min(before)}))]
     finally:
         os.sched_setaffinity(0, before)
 
@@ -140,23 +140,23 @@ NODES = {
 @pytest.mark.parametrize("case", NODES)
 def test_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     files, allowed, sizes = NODES[case]
-    monkeypatch.setattr(cores, "allowed", lambda: list(allowed))
-    found = cores.nodes(tree(tmp_path, {**files, "has_cpu": "0\n", "possible": "0-1\n"}))
+    monkeypatch.setattr(usable_cores, "allowed", lambda: list(allowed))
+    found = usable_cores.nodes(tree(tmp_path, {**files, "has_cpu": "0\n", "possible": "0-1\n"}))
     assert [len(node) for node in found] == sizes
     assert set().union(*found) <= set(allowed)
 
 
 def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "allowed", lambda: [0, 1, 4, 5])
-    monkeypatch.setattr(cores, "nodes", lambda: [{0, 1}, {4, 5}])
+    monkeypatch.setattr(usable_cores, "allowed", lambda: [0, 1, 4, 5])
+    monkeypatch.setattr(usable_cores, "nodes", lambda: [{0, 1}, {4, 5}])
     everywhere = (-1, frozenset({0, 1, 4, 5}))
-    assert cores.places("NO", 4) == [everywhere] * 4
-    assert cores.places("YES", 4) == [(core, frozenset({core})) for core in (0, 1, 4, 5)]
+    assert usable_cores.places("NO", 4) == [everywhere] * 4
+    assert usable_cores.places("YES", 4) == [(core, frozenset({core})) for core in (0, 1, 4, 5)]
     # Two processes under a quota would otherwise both take the first cores.
-    assert cores.places("YES", 2) == [everywhere] * 2
-    assert cores.places("NUMA", 4) == [(-1, frozenset({0, 1}))] * 2 + [(-1, frozenset({4, 5}))] * 2
-    monkeypatch.setattr(cores, "nodes", lambda: [{0, 1, 4, 5}])
-    assert cores.places("NUMA", 4) == cores.places("YES", 4)
+    assert usable_cores.places("YES", 2) == [everywhere] * 2
+    assert usable_cores.places("NUMA", 4) == [(-1, frozenset({0, 1}))] * 2 + [(-1, frozenset({4, 5}))] * 2
+    monkeypatch.setattr(usable_cores, "nodes", lambda: [{0, 1, 4, 5}])
+    assert usable_cores.places("NUMA", 4) == usable_cores.places("YES", 4)
 
 
 # Processors with cores of two kinds
@@ -165,13 +165,13 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kinds_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Linux shows an i9-12900K: eight cores of two threads, eight small ones."""
     tree(tmp_path, {"cpu_core/cpus": "0-15\n", "cpu_atom/cpus": "16-23\n"})
-    monkeypatch.setattr(building, "_KINDS", {
+    monkeypatch.setattr(build_options, "_KINDS", {
         "HIGH": tmp_path / "cpu_core" / "cpus", "LOW": tmp_path / "cpu_atom" / "cpus",
     })  # fmt: skip
-    assert building._kind("HIGH") == set(range(16)) and building._kind("LOW") == set(range(16, 24))
-    assert building._kind("ANY") == set()
-    monkeypatch.setattr(building, "_KINDS", {})
-    assert building._kind("HIGH") == set()
+    assert build_options._kind("HIGH") == set(range(16)) and build_options._kind("LOW") == set(range(16, 24))
+    assert build_options._kind("ANY") == set()
+    monkeypatch.setattr(build_options, "_KINDS", {})
+    assert build_options._kind("HIGH") == set()
 
 
 UNEVEN = r"""
@@ -228,7 +228,7 @@ def test_nobody_spins_under_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the processor time of workers while runs come a millisecond apart, which others would spin through."""
     monkeypatch.setattr(pool, "SPIN", 5000)
 
-    def spent(made: Pool, before: set[str]) -> float:
+    def spent(made: ThreadPool, before: set[str]) -> float:
         table = Table([(2000,)], 2, burn=300)
         runner = made.runner(table.words)
         runner()
@@ -245,8 +245,8 @@ def test_nobody_spins_under_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = {}
     for share in (None, 2.0):
-        monkeypatch.setattr(cores, "quota", lambda share=share: share)
-        monkeypatch.setattr(cores, "count", lambda: 2)
+        monkeypatch.setattr(usable_cores, "quota", lambda share=share: share)
+        monkeypatch.setattr(usable_cores, "count", lambda: 2)
         before = {t.name for t in Path("/proc/self/task").iterdir()}
-        found[share] = spent(Pool(thread_pool, "NO"), before)
+        found[share] = spent(ThreadPool(thread_pool, "NO"), before)
     assert found[2.0] < found[None] - 100, found

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from native.harness import MODE, Table, crowded, loaded, native, stress_text, table_of
-from tunewright.devices.native import compiler, pool, steps
-from tunewright.devices.native.objects import Loaded
+from tunewright.devices.native import compiler, pool, table_format
+from tunewright.devices.native.objects import SharedObject
 from tunewright.errors import DeviceError
 
 pytestmark = native
@@ -62,7 +62,7 @@ def test_a_step_sees_everything_of_the_one_before() -> None:
         arrays += [np.empty(n, np.float32) for _ in range(40)]
         words, begins = table_of([(loaded().address("mix"), (n,), 3)] * 40, limit)
         for begin, source, to in zip(begins, arrays, arrays[1:], strict=False):
-            words[begin : begin + 3] = source.ctypes.data, to.ctypes.data, steps.number(np.float32(0.5))
+            words[begin : begin + 3] = source.ctypes.data, to.ctypes.data, table_format.number(np.float32(0.5))
         runner = crowded().runner(words)
         for _ in range(20):
             runner()
@@ -102,7 +102,7 @@ def test_who_comes_back_waits_for_nobody_who_is_elsewhere() -> None:
 def test_times_of_steps() -> None:
     """Each step ran once and took some time; together they took no longer than the run."""
     table = Table([(1000,), (1,), (0,), (20_000,)], burn=50)
-    times = steps.times(4)
+    times = table_format.times(4)
     runner = crowded().runner(table.words, times)
     for _ in range(5):
         before = crowded().ticks()
@@ -174,14 +174,14 @@ def test_more_runs_than_slots() -> None:
 
 
 #: by slots; their workers never end
-STRESS: dict[int, Loaded] = {}
+STRESS: dict[int, SharedObject] = {}
 
 
 @pytest.fixture(params=[64, 2], ids=["", "two slots"])
 def stress(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """With so many slots; runs beyond them are those of the calling thread alone."""
     if request.param not in STRESS:
-        STRESS[request.param] = Loaded(compiler.find().build(stress_text(request.param), []))
+        STRESS[request.param] = SharedObject(compiler.find().build(stress_text(request.param), []))
     return STRESS[request.param].library
 
 
@@ -234,7 +234,7 @@ def mode() -> Iterator[ctypes.CDLL]:
 def mixed(x: np.ndarray, limit: int, by: float) -> tuple[pool.Runner, np.ndarray]:
     to = np.empty_like(x)
     words, (begin,) = table_of([(loaded().address("mix"), (len(x),), 3)], limit)
-    words[begin : begin + 3] = x.ctypes.data, to.ctypes.data, steps.number(np.float32(by))
+    words[begin : begin + 3] = x.ctypes.data, to.ctypes.data, table_format.number(np.float32(by))
     runner = crowded().runner(words)
     return runner, to
 
@@ -359,7 +359,7 @@ def test_workers_have_names_and_no_signals() -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_workers_are_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunewright.devices.native import cores
+    from tunewright.devices.native import usable_cores as cores
 
     others = set(workers())  # those of the process's own pool are among them
     made = crowded(3)

@@ -18,10 +18,10 @@ from onnx import parser
 from native.children import NETWORK, python
 from native.harness import native
 from tunewright import Core
-from tunewright.devices import building, kernel_cache
+from tunewright.devices import build_options, kernel_cache
 from tunewright.devices.kernel_cache import KernelCache
-from tunewright.devices.native import compiler, cores, objects, programs
-from tunewright.devices.native.programs import NoCompiler, Program, Programs
+from tunewright.devices.native import compiler, objects, programs, usable_cores
+from tunewright.devices.native.programs import LoadedProgram, NativePrograms, NoCompiler
 from tunewright.errors import DeviceError, ExecutionError
 from tunewright.settings import Settings
 
@@ -34,7 +34,7 @@ def text(name: str = "kernel") -> str:
 
 
 @dataclass(frozen=True)
-class Compiler(compiler.Compiler):
+class Compiler(compiler.ClangCommands):
     """Counts what it compiles, and how much at a time."""
 
     #: so many are compiled at the same time, or it waits for them
@@ -63,8 +63,8 @@ def counted(identity: str = "counted", together: int = 1, fails: int = 0) -> Com
     return Compiler(found.compile, found.link, found.version, identity, threading.Barrier(together), errors)
 
 
-def made(found: Compiler | None) -> Programs:
-    return Programs([], found, "test")
+def made(found: Compiler | None) -> NativePrograms:
+    return NativePrograms([], found, "test")
 
 
 @pytest.fixture
@@ -84,12 +84,12 @@ def uncached() -> Iterator[None]:
 def test_as_many_compilers_as_the_model_wants(
     wanted: int, most: int, monkeypatch: pytest.MonkeyPatch, uncached: None
 ) -> None:
-    monkeypatch.setattr(building, "cpu_count", lambda: 8)
-    monkeypatch.setattr(cores, "count", lambda: 6)  # the container's share of time
+    monkeypatch.setattr(build_options, "cpu_count", lambda: 8)
+    monkeypatch.setattr(usable_cores, "count", lambda: 6)  # the container's share of time
     found = counted(together=most)
     every = made(found)
     names = [f"k{n}" for n in range(12)]
-    with building.using(Settings.make({"COMPILATION_NUM_THREADS": wanted})):
+    with build_options.using(Settings.make({"COMPILATION_NUM_THREADS": wanted})):
         for name in names:
             every.begin(text(name))
         for name in names:
@@ -115,7 +115,7 @@ def test_long_texts_come_first(uncached: None) -> None:
     found = compiler.find()
     ordered = Ordered(found.compile, found.link, found.version, "ordered")
     every, names = made(ordered), ["kkk", "kk", "kkkkk", "kkkk"]
-    with building.using(Settings.make({"COMPILATION_NUM_THREADS": 1})):
+    with build_options.using(Settings.make({"COMPILATION_NUM_THREADS": 1})):
         every.begin(text("k"))
         while not ordered.order:
             time.sleep(0.001)
@@ -137,7 +137,7 @@ def test_beginning_tells_what_is_there(cache: KernelCache) -> None:
 
 def test_a_text_is_compiled_once(uncached: None) -> None:
     found = counted()
-    every, built = made(found), list[Program]()
+    every, built = made(found), list[LoadedProgram]()
 
     def build() -> None:
         built.append(every.build(text()))
@@ -218,7 +218,11 @@ def test_another_compilers_work_is_replaced(cache: KernelCache) -> None:
 
 def test_keys_have_flags_and_entry(cache: KernelCache) -> None:
     found = counted()
-    for every in (Programs([], found, ""), Programs(["-DX"], found, ""), Programs([], found, "", entry="kernel")):
+    for every in (
+        NativePrograms([], found, ""),
+        NativePrograms(["-DX"], found, ""),
+        NativePrograms([], found, "", entry="kernel"),
+    ):
         every.build(text())
     assert found.counts["all"] == 3 == len(cache.entries())
 

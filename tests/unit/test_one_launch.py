@@ -159,8 +159,10 @@ g (float[4, 8] x, int64 rate, bool loud) => (float[4, 8] y, float[4] z)
 
 
 #: the branches' results have other shapes, so that they are no part of a launch
-OPEN = SWITCH.replace("float[4] z", "float[n] z").replace("float[4] s", "float[8] s").replace(
-    "value_ints = [1]", "value_ints = [0]"
+OPEN = (
+    SWITCH.replace("float[4] z", "float[n] z")
+    .replace("float[4] s", "float[8] s")
+    .replace("value_ints = [1]", "value_ints = [0]")
 )
 
 
@@ -181,7 +183,7 @@ def test_what_was_decided_before_is_known(text, first, axis):
 
 
 def test_more_values_than_are_remembered(monkeypatch):
-    from tunewright.runtime import decision
+    from tunewright.runtime.control import decision
 
     monkeypatch.setattr(decision, "MOST", 3)
     request, x = compiled(OPEN).create_infer_request(), np.ones((4, 8), np.float32)

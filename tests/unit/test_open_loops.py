@@ -13,7 +13,7 @@ from onnx import parser
 
 from native.harness import native
 from tunewright import Core, LimitError
-from tunewright.runtime.program import Program
+from tunewright.runtime.plans.program import Program
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = native

@@ -19,7 +19,7 @@ from tunewright.errors import ExecutionError, SettingsError
 from tunewright.ir.types import DType
 from tunewright.plugins.single import available, open_device
 from tunewright.settings import Settings
-from tunewright.solvers.opencl.emit import In, Out, Source
+from tunewright.solvers.c.source.emit import In, Out, Source
 
 Array = npt.NDArray[Any]
 
@@ -439,8 +439,15 @@ __kernel void f(__global int* y) {
 
 @pytest.mark.parametrize(
     ("grid", "local"),
-    [((7,), ()), ((12,), (4,)), ((5, 3), ()), ((6, 4), (3, 2)), ((5, 3, 7), (5, 1, 7)), ((1, 9, 2), ()),
-     ((129, 3, 2), ())],
+    [
+        ((7,), ()),
+        ((12,), (4,)),
+        ((5, 3), ()),
+        ((6, 4), (3, 2)),
+        ((5, 3, 7), (5, 1, 7)),
+        ((1, 9, 2), ()),
+        ((129, 3, 2), ()),
+    ],
 )
 @pytest.mark.parametrize("device", DEVICES)
 def test_work_items_know_who_they_are(device: str, grid: tuple[int, ...], local: tuple[int, ...]) -> None:

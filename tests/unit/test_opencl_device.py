@@ -20,9 +20,10 @@ import opencl_runtime
 import tunewright
 from launches import run_text
 from opencl_runtime import needs_opencl
-from tunewright.devices import opencl, opencl_names, opencl_probe
 from tunewright.devices.kernel_cache import KernelCache
-from tunewright.devices.opencl import OPTIONS, OpenCLDevice
+from tunewright.devices.opencl import device as opencl
+from tunewright.devices.opencl import naming, probe
+from tunewright.devices.opencl.device import OPTIONS, OpenCLDevice
 from tunewright.plugins import single
 from tunewright.plugins.single import available, open_device, visible
 
@@ -139,13 +140,13 @@ def kinds(*names):
 @needs_opencl
 def test_the_newest_of_a_runtimes_versions_that_works_is_offered():
     old, new, other = kinds(("Intel(R) OpenCL", "2024.9"), ("Intel(R) OpenCL", "2024.10"), ("Some Thing", "1"))
-    assert opencl_names.names([old, other, new]) == ({"CPU.INTEL": new, "CPU.SOME": other}, {})
-    found, reasons = opencl_names.names([old, other, new], (), lambda d: "" if d is old else "it crashed")
+    assert naming.names([old, other, new]) == ({"CPU.INTEL": new, "CPU.SOME": other}, {})
+    found, reasons = naming.names([old, other, new], (), lambda d: "" if d is old else "it crashed")
     assert found == {"CPU.INTEL": old} and reasons == {"CPU.SOME": "it crashed"}
 
 
 def test_a_device_runs_a_kernel_before_it_is_offered(device):
-    assert opencl_probe.run(device.raw) == "" == opencl_probe._try(device.raw)
+    assert probe.run(device.raw) == "" == probe._try(device.raw)
 
 
 #: a kernel, and what is said of a device that has trouble with it
@@ -161,7 +162,7 @@ def test_a_device_that_cannot_is_not_offered_and_told_with_the_reason(device, te
     """In a process of its own, which a driver may crash."""
     child = f"""
 import sys
-from tunewright.devices import opencl_probe
+from tunewright.devices.opencl import probe as opencl_probe
 opencl_probe.TEXT = {text!r}
 sys.exit(opencl_probe.main(sys.argv[1:]))
 """
@@ -172,24 +173,24 @@ sys.exit(opencl_probe.main(sys.argv[1:]))
         return run([*command[:at], "-c", child, *command[at + 2 :]], **given)
 
     monkeypatch.setattr(subprocess, "run", altered)
-    monkeypatch.setattr(opencl_probe, "TEXT", text)
+    monkeypatch.setattr(probe, "TEXT", text)
     monkeypatch.setenv("TUNEWRIGHT_CACHE_DIR", str(tmp_path))
-    why = opencl_probe.why_not(device.raw)
+    why = probe.why_not(device.raw)
     assert why.startswith("it does not run kernels right: ") and TROUBLE[text] in why and "CPU needs none" in why
-    found, reasons = opencl_names.names([device.raw], (), opencl_probe.why_not)
+    found, reasons = naming.names([device.raw], (), probe.why_not)
     assert found == {} and reasons == {device.name: why}
 
 
 def test_the_answer_is_remembered_and_a_failure_for_a_while(device, monkeypatch, tmp_path):
     monkeypatch.setenv("TUNEWRIGHT_CACHE_DIR", str(tmp_path))
     answers, asked = ["it crashed", ""], []
-    monkeypatch.setattr(opencl_probe, "_try", lambda raw: (asked.append(raw), answers.pop(0))[1])
-    assert "it crashed" in opencl_probe.why_not(device.raw) and "it crashed" in opencl_probe.why_not(device.raw)
-    later = time.time() + opencl_probe.AGAIN
-    monkeypatch.setattr(opencl_probe, "time", SimpleNamespace(time=lambda: later))
-    assert opencl_probe.why_not(device.raw) == opencl_probe.why_not(device.raw) == "" and len(asked) == 2
-    later += 100 * opencl_probe.AGAIN
-    assert opencl_probe.why_not(device.raw) == "", "what is right stays so"
+    monkeypatch.setattr(probe, "_try", lambda raw: (asked.append(raw), answers.pop(0))[1])
+    assert "it crashed" in probe.why_not(device.raw) and "it crashed" in probe.why_not(device.raw)
+    later = time.time() + probe.AGAIN
+    monkeypatch.setattr(probe, "time", SimpleNamespace(time=lambda: later))
+    assert probe.why_not(device.raw) == probe.why_not(device.raw) == "" and len(asked) == 2
+    later += 100 * probe.AGAIN
+    assert probe.why_not(device.raw) == "", "what is right stays so"
     (entry,) = KernelCache.of(tunewright.Core().settings.from_environment()).entries()
     assert entry.label.startswith("probe: ")
 
@@ -197,8 +198,8 @@ def test_the_answer_is_remembered_and_a_failure_for_a_while(device, monkeypatch,
 def test_without_a_kernel_cache_it_is_tried_each_time(device, monkeypatch):
     monkeypatch.setenv("TUNEWRIGHT_CACHE_DIR", "")
     asked = []
-    monkeypatch.setattr(opencl_probe, "_try", lambda raw: (asked.append(raw), "")[1])
-    assert opencl_probe.why_not(device.raw) == opencl_probe.why_not(device.raw) == "" and len(asked) == 2
+    monkeypatch.setattr(probe, "_try", lambda raw: (asked.append(raw), "")[1])
+    assert probe.why_not(device.raw) == probe.why_not(device.raw) == "" and len(asked) == 2
 
 
 @pytest.mark.parametrize(("status", "told"), [(-signal.SIGILL, "SIGILL"), (7, "ended with 7"), (None, "than 60 s")])
@@ -209,7 +210,7 @@ def test_a_process_that_ends_otherwise_is_told(device, status, told, monkeypatch
         return subprocess.CompletedProcess(command, status, b"", b"")
 
     monkeypatch.setattr(subprocess, "run", ran)
-    assert told in opencl_probe._try(device.raw)
+    assert told in probe._try(device.raw)
 
 
 def test_a_device_that_cannot_be_used_is_an_error_with_the_reason(monkeypatch):
@@ -221,7 +222,7 @@ def test_a_device_that_cannot_be_used_is_an_error_with_the_reason(monkeypatch):
 
 BROKEN = """
 import json, sys
-from tunewright.devices import opencl_probe
+from tunewright.devices.opencl import probe as opencl_probe
 opencl_probe._try = lambda raw: "it crashed"
 from tunewright import tools
 sys.exit(tools.execute(json.loads(sys.argv[1])))

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from tunewright.ops import (
+from tunewright.ops import lookup, names
+from tunewright.ops.onnx import (
     activation,
     attention,
     cast,
     conv,
     deform,
-    detection,
     elementwise,
-    generate,
-    indexing,
-    lookup,
     matmul,
-    names,
     norm,
     pool,
-    qlinear,
-    quantize,
     recurrent,
     reduction,
+)
+from tunewright.ops.onnx.tensors import (
+    detection,
+    generate,
+    indexing,
+    qlinear,
+    quantize,
     resize,
     sampling,
     shaping,

@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tunewright.ops import conv, lookup
+from tunewright.ops import lookup
 from tunewright.ops.base import Array
 from tunewright.ops.numeric import erf, integer_matmul, product_type
+from tunewright.ops.onnx import conv
 from tunewright.ops.tolerance import compare
 
 

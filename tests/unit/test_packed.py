@@ -9,7 +9,7 @@ import numpy as np
 from tunewright.devices.base import address, aligned, on_lines
 from tunewright.devices.host import HostDevice
 from tunewright.passes.base import Context
-from tunewright.runtime.program import Environment
+from tunewright.runtime.plans.program import Environment
 from tunewright.settings import Settings
 from tunewright.solvers.base import Packing
 from tunewright.tuning.tuner import Tuner

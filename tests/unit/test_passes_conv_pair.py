@@ -12,17 +12,17 @@ import pytest
 from golden import graphs
 from tunewright import Core
 from tunewright.ir.graph import Graph
-from tunewright.ops.conv_pair import PAIR
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.record import Measurement
+from tunewright.ops.internal.conv_pair import PAIR
 from tunewright.passes.base import Context, run_passes
-from tunewright.passes.conv_pair import ConvPairs
-from tunewright.passes.fuse import Fuse
-from tunewright.passes.layout import AssignLayouts
+from tunewright.passes.fusion.conv_pair import ConvPairs
+from tunewright.passes.fusion.fuse import Fuse
+from tunewright.passes.placement.layout import AssignLayouts
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning.costs import LayoutCosts
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.record import Measurement
+from tunewright.tuning.layout_costs import LayoutCosts
 from tunewright.tuning.tuner import Tuner
 from unit import kb_records
 

@@ -7,7 +7,7 @@ import pytest
 from golden import graphs
 from tunewright.ir.graph import Graph
 from tunewright.passes.base import Context, run_passes
-from tunewright.passes.early_strides import EarlyStrides
+from tunewright.passes.fusion.early_strides import EarlyStrides
 from tunewright.settings import Settings
 
 #: the end of a residual block (a is read by a convolution and by the sum) and the beginning of the next one

@@ -13,10 +13,10 @@ from tunewright.errors import TunewrightError
 from tunewright.frontend.onnx import load
 from tunewright.ir.graph import Fused, Graph, Node, Value
 from tunewright.ir.verify import verify
-from tunewright.passes.base import Context, Log, Repeat, run_passes
-from tunewright.passes.fuse import Fuse
+from tunewright.passes.base import Context, Log, RepeatedPasses, run_passes
+from tunewright.passes.cleanup.simplify import DeadCode, FlushDenormals, Propagate
+from tunewright.passes.fusion.fuse import Fuse
 from tunewright.passes.pattern import Const, Each, Match, OneOf, Op, RewritePass, Rule, matches, product
-from tunewright.passes.simplify import DeadCode, FlushDenormals, Propagate
 from tunewright.passes.standard import DEVICE, NEUTRAL, SPECIALISE
 from tunewright.settings import Settings
 
@@ -131,7 +131,7 @@ def test_rules_that_undo_each_other_end() -> None:
 
 def test_repeat_runs_until_nothing_changes() -> None:
     graph = graphs.graph(f"{SIMPLE} <float h = {{2}}> {{ a = Sqrt(h) b = Sqrt(a) c = Neg(b) y = Mul(x, c) }}")
-    assert run_passes(graph, [Repeat((Propagate(), DeadCode()))], context())
+    assert run_passes(graph, [RepeatedPasses((Propagate(), DeadCode()))], context())
     assert ops(graph) == ["Mul"]
 
 
@@ -141,7 +141,9 @@ def test_repeat_runs_until_nothing_changes() -> None:
 def chain(ops: Sequence[str], length: int) -> Graph:
     nodes = [onnx.helper.make_node(ops[i % len(ops)], [f"v{i}"], [f"v{i + 1}"]) for i in range(length)]
     graph = onnx.helper.make_graph(
-        nodes, "chain", [onnx.helper.make_tensor_value_info("v0", onnx.TensorProto.FLOAT, [2])],
+        nodes,
+        "chain",
+        [onnx.helper.make_tensor_value_info("v0", onnx.TensorProto.FLOAT, [2])],
         [onnx.helper.make_empty_tensor_value_info(f"v{length}")],
     )
     return load(onnx.helper.make_model(graph), Settings()).graph

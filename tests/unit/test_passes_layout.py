@@ -15,13 +15,13 @@ from tunewright.devices.host import HostDevice
 from tunewright.ir.graph import Graph, Node
 from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType, blocked
 from tunewright.ir.verify import verify
-from tunewright.ops.fused import REORDER, from_plain, to_plain
-from tunewright.passes.base import Context, Way, run_passes
-from tunewright.passes.fuse import Fuse
-from tunewright.passes.layout import AssignLayouts
-from tunewright.passes.layout_cut import least_cut
-from tunewright.runtime.executor import Executor
-from tunewright.runtime.program import Environment, Program
+from tunewright.ops.internal.reorder import REORDER, from_plain, to_plain
+from tunewright.passes.base import Context, LayoutChoice, run_passes
+from tunewright.passes.fusion.fuse import Fuse
+from tunewright.passes.placement.layout import AssignLayouts
+from tunewright.passes.placement.layout_cut import least_cut
+from tunewright.runtime.plans.program import Environment, Program
+from tunewright.runtime.requests.executor import Executor
 from tunewright.settings import Settings
 from tunewright.tuning.tuner import Tuner
 
@@ -50,11 +50,14 @@ class Made:
 
     def ways(
         self, node: Node, preferred: tuple[Layout, Layout] | None, layout: Layout, data: Sequence[int]
-    ) -> list[Way]:
+    ) -> list[LayoutChoice]:
         if preferred is not None:
-            return [Way(*preferred, self.wished), Way(PLAIN, PLAIN, 0.0 if node.name in self.cheap else self.plain)]
-        plain = [Way(PLAIN, PLAIN, self.other)]
-        return plain if node.op in self.stuck else [Way(layout, layout, self.other), *plain]
+            return [
+                LayoutChoice(*preferred, self.wished),
+                LayoutChoice(PLAIN, PLAIN, 0.0 if node.name in self.cheap else self.plain),
+            ]
+        plain = [LayoutChoice(PLAIN, PLAIN, self.other)]
+        return plain if node.op in self.stuck else [LayoutChoice(layout, layout, self.other), *plain]
 
     def reorder(self, type: TensorType, layout: Layout) -> float:
         return self.move

@@ -55,9 +55,11 @@ class Builder:
         used = self.draw(st.lists(st.sampled_from(self.values[2:]), min_size=1, max_size=2, unique=True))
         outputs = list(dict.fromkeys([self.values[-1], *used]))
         graph = onnx.helper.make_graph(
-            self.nodes, "random",
+            self.nodes,
+            "random",
             [onnx.helper.make_tensor_value_info(f"x{i}", onnx.TensorProto.FLOAT, shape) for i in range(2)],
-            [onnx.helper.make_empty_tensor_value_info(o) for o in outputs], self.weights,
+            [onnx.helper.make_empty_tensor_value_info(o) for o in outputs],
+            self.weights,
         )
         return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)], ir_version=10)
 
@@ -149,9 +151,19 @@ STEPS: dict[str, Any] = {
     "clip": lambda b, x: b.add("Clip", [x, b.const(np.float32(-1)), b.const(np.float32(2))]),
     "softmax": lambda b, x: b.add("Softmax", [x], axis=-1),
     "pool": lambda b, x: b.add("MaxPool", [x], kernel_shape=[3, 3], pads=[1] * 4),
-    "binary": _binary, "scale": _scale, "neutral": _neutral, "conv": _conv, "conv_transpose": _conv_transpose,
-    "batch_norm": _batch_norm, "matmul": _matmul, "gemm": _gemm, "reshape": _reshape, "transpose": _transpose,
-    "split_concat": _split_concat, "normalise": _normalise, "swish": _swish,
+    "binary": _binary,
+    "scale": _scale,
+    "neutral": _neutral,
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "batch_norm": _batch_norm,
+    "matmul": _matmul,
+    "gemm": _gemm,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "split_concat": _split_concat,
+    "normalise": _normalise,
+    "swish": _swish,
 }
 
 

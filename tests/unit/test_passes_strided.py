@@ -15,13 +15,13 @@ from tunewright.frontend.export import to_model
 from tunewright.ir.graph import Graph
 from tunewright.ir.types import NHWC, DType
 from tunewright.ir.verify import verify
-from tunewright.ops.strided import STRIDED
+from tunewright.ops.internal.strided_attention import STRIDED
+from tunewright.passes.attention.strided import StrideAttention
 from tunewright.passes.base import Context, run_passes
-from tunewright.passes.fuse import Fuse
-from tunewright.passes.precision import Narrow
+from tunewright.passes.fusion.fuse import Fuse
+from tunewright.passes.placement.precision import Narrow
+from tunewright.passes.placement.views import view
 from tunewright.passes.standard import NEUTRAL
-from tunewright.passes.strided import StrideAttention
-from tunewright.passes.views import view
 from tunewright.settings import Settings
 from unit.test_passes_layout import Made
 

@@ -13,7 +13,7 @@ from tunewright.frontend.export import to_model
 from tunewright.ir.graph import Graph
 from tunewright.ir.types import DType, TensorType
 from tunewright.passes.base import Context, run_passes
-from tunewright.passes.widen import LEAST_WEIGHTS, WidenHalves
+from tunewright.passes.placement.widen import LEAST_WEIGHTS, WidenHalves
 from tunewright.settings import Settings
 
 #: a convolution, a constant, a Cast to single precision and back, movement at both ends

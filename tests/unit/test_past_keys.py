@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import tunewright
 from native.harness import native
-from tunewright.ops.append import APPEND
+from tunewright.ops.internal.append import APPEND
 from tunewright.testing.kernelcheck import Case, check
 from unit.test_states import steps_of
 from unit.test_templates import FLOAT, INT64, Build
@@ -107,7 +107,6 @@ class Both:
                 assert got[name].shape == expected[name].shape
         self.ours = {f"past_{name}": got[name] for name in self.names[1:]}
         self.theirs = {f"past_{name}": expected[name] for name in self.names[1:]}
-
 
     def ends(self, mask: np.ndarray[Any, Any]) -> list[int]:
         """Rows of each sequence: what a mask leaves out in front of the last one is still there."""
@@ -305,9 +304,11 @@ def test_a_cache_with_room_after_a_mistake() -> None:
 
 def test_grouped_queries_of_a_stateful_request_write_into_their_cache() -> None:
     both = Both(decoder("GroupQueryAttention", 2, room=40, do_rotary=1), 2, 2, room=40)
-    request = tunewright.Core().compile_model(
-        decoder("GroupQueryAttention", 2, room=40, do_rotary=1), "CPU", stateful="auto"
-    ).create_infer_request()
+    request = (
+        tunewright.Core()
+        .compile_model(decoder("GroupQueryAttention", 2, room=40, do_rotary=1), "CPU", stateful="auto")
+        .create_infer_request()
+    )
     where = set()
     for total in (5, *range(6, 40)):
         count, mask = 5 if total == 5 else 1, np.ones((2, total), np.int64)

@@ -10,10 +10,10 @@ import pytest
 
 from tunewright import search
 from tunewright.errors import SettingsError
+from tunewright.knowledge.key import MatchKind
 from tunewright.settings import Settings
 from tunewright.solvers.base import solvers
-from tunewright.tuning.key import Kind
-from tunewright.tuning.policy import FINDS, RULES, Candidates, File, Policy, Rule, Search, decide, op_class
+from tunewright.tuning.policy import FINDS, RULES, Candidates, File, Policy, PolicyRule, Search, decide, op_class
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "policy.txt"
 MODES = ("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE", "TUNING_BACKGROUND")
@@ -23,7 +23,7 @@ HOW = ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "random")
 EVERY = list(itertools.product(MODES, ENFORCE, FIND, HOW))
 #: what a lookup may have found: (kind, whether the heuristic answers instead)
 FOUND = {
-    "exact": (Kind.EXACT, False), "provisional": (Kind.PROVISIONAL, False), "heuristic": (Kind.MISS, True),
+    "exact": (MatchKind.EXACT, False), "provisional": (MatchKind.PROVISIONAL, False), "heuristic": (MatchKind.MISS, True),
     "nothing": (None, False),
 }  # fmt: skip
 
@@ -45,9 +45,7 @@ def row(combination: tuple[str, str, str, str]) -> str:
     deletes = "delete" if made.delete else "-"
     does = f"{made.search.value:7} {made.known.value:6} {made.candidates.value:9} {deletes:6} {file:11} {strategies:19}"
     mode, enforce, find, how = combination
-    return (
-        f"{mode:19} {enforce} {find:14} {how:7} | {does} | {searched(made):38} | {' + '.join(made.warnings) or '-'}"
-    )
+    return f"{mode:19} {enforce} {find:14} {how:7} | {does} | {searched(made):38} | {' + '.join(made.warnings) or '-'}"
 
 
 def test_every_combination_is_a_golden_row() -> None:
@@ -221,7 +219,7 @@ def test_two_names_for_one_folder(user, bank, warned) -> None:
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-def line(rule: Rule) -> str:
+def line(rule: PolicyRule) -> str:
     """A rule as the page shows it."""
     how = {"any": "any", "yes": "any but NO_TUNE", "no": "NO_TUNE"}[rule.tunes]
     find = {"any": "any", "FAST": "FAST", "others": "any but FAST"}[rule.find]

@@ -13,13 +13,14 @@ from onnx import TensorProto, helper, numpy_helper
 import opencl_runtime
 from tunewright import Core, Model, tools
 from tunewright.devices.host import cpu_count
-from tunewright.devices.opencl import OpenCLDevice
+from tunewright.devices.opencl.device import OpenCLDevice
 from tunewright.errors import InputError, SettingsError
 from tunewright.ir.types import DType
-from tunewright.plugins import batch_size, metrics
-from tunewright.plugins.batch_size import Batches, Tried, measure_batches
+from tunewright.plugins import metrics
+from tunewright.plugins.batching import batch_size
+from tunewright.plugins.batching.batch_size import Batches, TriedBatch, measure_batches
 from tunewright.plugins.single import SingleDevice, open_device, streams
-from tunewright.runtime.usage import usage
+from tunewright.runtime.insight.memory_usage import usage
 from tunewright.settings import Settings
 
 kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
@@ -204,7 +205,7 @@ def test_memory_of_a_device_of_its_own_is_counted(core) -> None:
 
 def test_the_largest_and_the_best_batch() -> None:
     rates = [10.0, 19.0, 30.0, 29.5, 29.6, 20.0, 15.0]
-    found = Batches(tuple(Tried(1 << k, rate, 0) for k, rate in enumerate(rates)), "")
+    found = Batches(tuple(TriedBatch(1 << k, rate, 0) for k, rate in enumerate(rates)), "")
     assert (found.largest, found.optimal) == (16, 4)
 
 

@@ -119,9 +119,7 @@ def test_compiling_without_the_host_names_every_node_that_needs_it(core):
 def test_a_long_list_is_cut_short(core):
     nodes = " ".join(f"[n{i}] y{i} = Unique(x)" for i in range(14))
     outputs = ", ".join(f"float[k{i}] y{i}" for i in range(14))
-    proto = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21]> g (float[6] x) => ({outputs}) {{ {nodes} }}'
-    )
+    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g (float[6] x) => ({outputs}) {{ {nodes} }}')
     with pytest.raises(tunewright.UnsupportedError, match=r"'n9'.*; and 4 more") as caught:
         core.compile_model(proto, "CPU", {"HOST_FALLBACK": "NO", "DISABLED_PASSES": "common-subexpressions"})
     assert "'n10'" not in str(caught.value)

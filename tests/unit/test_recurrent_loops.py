@@ -12,7 +12,7 @@ import tunewright
 from tunewright.frontend.onnx import load
 from tunewright.ir.graph import Graph
 from tunewright.passes.base import Context, run_passes
-from tunewright.passes.recurrent_loops import RecurrentLoops
+from tunewright.passes.control.recurrent_loops import RecurrentLoops
 from tunewright.passes.standard import CLEAN_LOOPS, NEUTRAL
 from tunewright.settings import Settings
 from unit.recurrent_forms import CELLS, LOOPS, Form

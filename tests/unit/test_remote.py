@@ -20,11 +20,11 @@ import opencl_runtime
 import tunewright
 from opencl_runtime import needs_opencl
 from tunewright import Core, DeviceError, InputError, RemoteContext, RemoteTensor
-from tunewright.devices import dlpack, lent
+from tunewright.devices import dlpack, interop
 from tunewright.devices.host import cpu_count
-from tunewright.devices.opencl_programs import quietly
+from tunewright.devices.opencl.programs import quietly
 from tunewright.plugins.single import SingleDevice, open_device
-from tunewright.runtime.remote import Stay
+from tunewright.runtime.requests.remote_tensors import Stay
 from tunewright.settings import Settings
 
 RNG = np.random.default_rng(0)
@@ -360,7 +360,7 @@ def test_threads_take_one_buffer_and_write_others(theirs):
     for thread in threads:
         thread.join()
     assert not failures, failures[0]
-    assert not lent._MAPPED
+    assert not interop._MAPPED
 
 
 def test_a_buffer_that_is_input_and_output(theirs):
@@ -378,7 +378,7 @@ def test_a_buffer_that_is_input_and_output(theirs):
     if theirs.remote.device.shares_memory:
         with pytest.raises(InputError, match="output 'y': is a Buffer that the host may only read"):
             mine({"x": z, "z": z}, outputs={"y": fixed})
-    assert not lent._MAPPED
+    assert not interop._MAPPED
 
 
 def test_shared_virtual_memory_of_a_caller(theirs):

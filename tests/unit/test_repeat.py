@@ -8,11 +8,11 @@ import pytest
 from tunewright.devices.host import HostDevice, HostQueue
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, DType, TensorType
+from tunewright.measure import repeated_inputs as module
+from tunewright.measure.judge import Judge
+from tunewright.measure.repeated_inputs import PICTURES, ROWS, repeat
 from tunewright.solvers.base import Problem
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.tuning import repeat as module
-from tunewright.tuning.judge import Judge
-from tunewright.tuning.repeat import PICTURES, ROWS, repeat
 
 F = DType.FLOAT16
 

@@ -12,14 +12,14 @@ from onnx import parser
 
 import opencl_runtime
 from tunewright import AsyncInferQueue, Core, ExecutionError
-from tunewright.devices.opencl import OpenCLQueue
+from tunewright.devices.opencl.device import OpenCLQueue
 from tunewright.devices.reports import KernelError, Reports
 from tunewright.ir.types import TensorType
-from tunewright.ops.faults import Fault, describe
+from tunewright.measure.judge import Judge
+from tunewright.ops.input_errors import ReportedFault, describe
 from tunewright.plugins.single import SingleDevice, open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem, solvers
-from tunewright.tuning.judge import Judge
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family != "native", reason="needs the native CPU device")
 OPENCL = pytest.param(opencl_runtime.NAME, marks=opencl_runtime.needs_opencl)
@@ -372,18 +372,19 @@ def test_the_judge_calls_it_wrong() -> None:
 
     def complain(*arguments: Any) -> Any:
         run(*arguments)
-        raise KernelError(describe(Fault.INDEX, 3, 10))
+        raise KernelError(describe(ReportedFault.INDEX, 3, 10))
 
     kernel.run = complain  # type: ignore[method-assign]
-    assert "it reports that an index is out of range: 3 for an axis of 10" in Judge(problem, device).check(
-        kernel, queue
-    ).wrong
+    assert (
+        "it reports that an index is out of range: 3 for an axis of 10"
+        in Judge(problem, device).check(kernel, queue).wrong
+    )
 
 
 def test_records() -> None:
     reports = Reports([4, 7])
     reports.check()
-    reports.record(7)[:] = Fault.LENGTH, -1, 5
+    reports.record(7)[:] = ReportedFault.LENGTH, -1, 5
     with pytest.raises(KernelError, match="a sequence length is out of range: -1, not 0 to 5") as caught:
         reports.check()
     assert caught.value.subject == 7

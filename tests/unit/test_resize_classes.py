@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tunewright
 from native.harness import native
-from tunewright.ir.symbolic import Trace
-from tunewright.ops.resize import Period, Step, period, taps
+from tunewright.ir.symbolic import ShapeTrace
+from tunewright.ops.onnx.tensors.resize import Period, ResizeStep, period, taps
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = native
@@ -78,7 +78,7 @@ def test_one_plan_serves_all_sizes(name: str, factor: int, blocked: bool) -> Non
 @pytest.mark.parametrize("factor", [1, 2, 4, 16])
 def test_a_period_says_what_the_table_does(name: str, factor: int) -> None:
     for size in (1, 2, 3, 7, 64, 1001):
-        step = Step(2, size * factor, float(factor))
+        step = ResizeStep(2, size * factor, float(factor))
         found, table = period(size, step, FORMS[name]), taps(size, step, FORMS[name])
         assert isinstance(found, Period)
         at = np.arange(size * factor)
@@ -104,17 +104,17 @@ def test_a_period_says_what_the_table_does(name: str, factor: int) -> None:
     ],
 )
 def test_what_depends_on_the_length_has_no_period(attrs: dict[str, Any]) -> None:
-    assert period(16, Step(2, 32, 2.0), attrs) is None
+    assert period(16, ResizeStep(2, 32, 2.0), attrs) is None
 
 
 def test_factors_that_have_no_period() -> None:
     attrs = FORMS["linear, half pixel"]
-    assert period(16, Step(2, 48, 3.0), attrs) is None  # thirds are rounded, so weights are not all alike
-    assert period(16, Step(2, 8, 0.5), attrs) is None
-    assert period(16, Step(2, 31, 2.0), attrs) is None  # not its whole length
-    size = Trace().symbol("n", 16)
-    assert period(size, Step(2, size * 2, 2.0), attrs) is not None  # type: ignore[arg-type]
-    assert period(size, Step(2, size + 16, 2.0), attrs) is None  # type: ignore[arg-type]
+    assert period(16, ResizeStep(2, 48, 3.0), attrs) is None  # thirds are rounded, so weights are not all alike
+    assert period(16, ResizeStep(2, 8, 0.5), attrs) is None
+    assert period(16, ResizeStep(2, 31, 2.0), attrs) is None  # not its whole length
+    size = ShapeTrace().symbol("n", 16)
+    assert period(size, ResizeStep(2, size * 2, 2.0), attrs) is not None  # type: ignore[arg-type]
+    assert period(size, ResizeStep(2, size + 16, 2.0), attrs) is None  # type: ignore[arg-type]
 
 
 #: what has no period, or becomes as long as another input

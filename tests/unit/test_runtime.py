@@ -9,8 +9,8 @@ from onnx import TensorProto, helper, parser
 
 import tunewright
 from tunewright.plugins.single import open_device
-from tunewright.runtime.counters import Status
-from tunewright.runtime.plan import Place
+from tunewright.runtime.insight.counters import NodeStatus
+from tunewright.runtime.plans.plan import SlotPlace
 
 
 def model(text, version=21):
@@ -96,7 +96,7 @@ def test_shapes_that_depend_on_data_split_the_plan_in_front_of_heavy_work(core):
     assert plan.rest is not None
     assert [p.types[0].shape for p in plan.rest.plans] == [(1, 4), (2, 4)]
     for rest in plan.rest.plans:
-        assert all(slot.place is not Place.DYNAMIC for slot in rest.slots), "behind the cut every shape is known"
+        assert all(slot.place is not SlotPlace.DYNAMIC for slot in rest.slots), "behind the cut every shape is known"
 
 
 def test_a_view_with_a_shape_from_data_survives_its_source(core):
@@ -207,16 +207,16 @@ def test_counters_have_a_row_for_every_node(core):
                 inner.name = inner.output[0]
     compiled = core.compile_model(proto, config={"PERF_COUNT": "YES", "JOIN_LAUNCHES": "NO"})
     request = compiled.create_infer_request()
-    assert {row.status for row in request.get_profiling_info()} == {Status.NOT_RUN}, "no inference yet"
+    assert {row.status for row in request.get_profiling_info()} == {NodeStatus.NOT_RUN}, "no inference yet"
     request.infer({"x": np.ones((2, 8), np.float32), "c": np.asarray(True)})
     rows = {row.name: row for row in request.get_profiling_info()}
     status = {name: row.status for name, row in rows.items()}
-    assert status["two"] is Status.OPTIMIZED_OUT, "folded"
-    assert status["soft"] is Status.EXECUTED and rows["soft"].calls == 1 and rows["soft"].launches == 1
+    assert status["two"] is NodeStatus.OPTIMIZED_OUT, "folded"
+    assert status["soft"] is NodeStatus.EXECUTED and rows["soft"].calls == 1 and rows["soft"].launches == 1
     assert rows["soft"].kernel == "opencl.softmax" and rows["soft"].device_seconds > 0 == rows["soft"].host_seconds
-    assert status["y"] is Status.OPTIMIZED_OUT, "a view moves nothing"
-    assert status["p"] is Status.EXECUTED
-    assert status["q"] is Status.NOT_RUN and status["r"] is Status.NOT_RUN
+    assert status["y"] is NodeStatus.OPTIMIZED_OUT, "a view moves nothing"
+    assert status["p"] is NodeStatus.EXECUTED
+    assert status["q"] is NodeStatus.NOT_RUN and status["r"] is NodeStatus.NOT_RUN
     assert rows["z"].host_seconds > 0
 
 

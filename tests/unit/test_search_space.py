@@ -20,8 +20,10 @@ SCALARS = st.one_of(
     st.integers(-64, 256), st.booleans(), st.text("abc", max_size=3), st.floats(-4, 4, allow_nan=False), st.none()
 )
 PARAMS = st.dictionaries(
-    st.text("pqrs", min_size=1, max_size=3), st.lists(SCALARS, min_size=1, max_size=5, unique=True),
-    min_size=1, max_size=4,
+    st.text("pqrs", min_size=1, max_size=3),
+    st.lists(SCALARS, min_size=1, max_size=5, unique=True),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -125,20 +127,32 @@ def test_hash_names_the_content() -> None:
     base = Space(params, rule).hash
     assert base == Space(params, lambda c: c["a"] >= 2).hash  # another text, the same configs
     assert base == Space.of(params, Space(params, rule)).hash
-    others = [Space(params), Space(params, lambda c: c["a"] > 2), Space({**params, "b": [False, True]}, rule),
-              Space(params, rule, version="1"), Space(params, rule, version="2")]
+    others = [
+        Space(params),
+        Space(params, lambda c: c["a"] > 2),
+        Space({**params, "b": [False, True]}, rule),
+        Space(params, rule, version="1"),
+        Space(params, rule, version="2"),
+    ]
     assert len({base, *(space.hash for space in others)}) == 6
     big = {name: list(range(100)) for name in "abcd"}
     assert Space(big, lambda c: c["a"] < 50).hash != Space(big, lambda c: c["a"] < 51).hash
 
 
 def test_hash_is_the_same_in_another_process() -> None:
-    code = ("from tunewright.search import Space;"
-            "print(Space({'a': [1, 2, 4], 'b': ['x', 'y']}, lambda c: c['a'] < 4 or c['b'] == 'x').hash)")
+    code = (
+        "from tunewright.search import Space;"
+        "print(Space({'a': [1, 2, 4], 'b': ['x', 'y']}, lambda c: c['a'] < 4 or c['b'] == 'x').hash)"
+    )
     source = str(Path(__file__).parents[2] / "src")
     runs = {
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source, "PYTHONHASHSEED": seed},
-                       capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONPATH": source, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
         for seed in ("1", "2")
     }
     assert runs == {Space({"a": [1, 2, 4], "b": ["x", "y"]}, lambda c: c["a"] < 4 or c["b"] == "x").hash}

@@ -15,7 +15,7 @@ import pytest
 from tunewright.errors import SettingsError
 from tunewright.search import Config, Space, Status, Trial, create, names, strategy_for
 from tunewright.search.base import varied
-from tunewright.search.gaussian import Process, _inverse_factor
+from tunewright.search.gaussian import GaussianProcess, _inverse_factor
 from tunewright.search.reinforce import Reinforce
 from tunewright.search.surrogate import expected_improvement
 from tunewright.testing.strategy import bowl, drive
@@ -107,7 +107,7 @@ def test_the_process_extends_as_it_would_be_computed_anew() -> None:
     rng = np.random.default_rng(0)
     points, pool = rng.random((30, 3)), rng.random((50, 3))
     values = np.sin(points.sum(axis=1))
-    whole, grown = Process(np.arange(3)), Process(np.arange(3))
+    whole, grown = GaussianProcess(np.arange(3)), GaussianProcess(np.arange(3))
     whole.condition(points, values, pool)
     grown.condition(points[:10], values[:10], pool)
     for point, value in zip(points[10:], values[10:], strict=True):
@@ -120,7 +120,7 @@ def test_the_process_focuses_and_forgets_what_it_only_expected() -> None:
     rng = np.random.default_rng(1)
     points, pool = rng.random((90, 3)), rng.random((40, 3))  # so many that the factor is inverted in blocks
     values = np.cos(points.sum(axis=1))
-    whole, part = Process(np.arange(3)), Process(np.arange(3))
+    whole, part = GaussianProcess(np.arange(3)), GaussianProcess(np.arange(3))
     whole.condition(points, values, pool)
     part.condition(points[:-1], values[:-1], pool)
     chosen = np.array([3, 4, 17, 39])
@@ -155,8 +155,17 @@ def test_a_suggestion_among_twenty_thousand_is_cheap(name: str) -> None:
 
     It is about 1.5 ms on a quiet machine (docs/search.md); the bound leaves room for a slow and busy one.
     """
-    space = Space({"a": [1, 2, 4, 8, 16, 32, 64, 128], "b": [1, 2, 3, 4, 5], "c": [1, 2, 4, 8, 16], "d": [0, 1],
-                   "e": [0, 1], "f": [1, 2, 4, 8, 16], "g": [16, 32, 48, 64, 80]})
+    space = Space(
+        {
+            "a": [1, 2, 4, 8, 16, 32, 64, 128],
+            "b": [1, 2, 3, 4, 5],
+            "c": [1, 2, 4, 8, 16],
+            "d": [0, 1],
+            "e": [0, 1],
+            "f": [1, 2, 4, 8, 16],
+            "g": [16, 32, 48, 64, 80],
+        }
+    )
     assert space.rows is not None and len(space.rows) == 20_000
 
     def once(seed: int) -> float:
@@ -170,7 +179,7 @@ def test_a_suggestion_among_twenty_thousand_is_cheap(name: str) -> None:
 def test_the_process_learns_which_coordinate_matters() -> None:
     rng = np.random.default_rng(0)
     points = rng.random((60, 2))
-    process = Process(np.arange(2))
+    process = GaussianProcess(np.arange(2))
     for _ in range(4):
         process.learn(points, np.sin(9 * points[:, 0]))
     assert process._log_lengths[0] < process._log_lengths[1] - 1
@@ -183,11 +192,21 @@ def test_expected_improvement_orders_the_tail() -> None:
     assert gain[1] == pytest.approx(0.39894, abs=1e-4)
 
 
-@pytest.mark.parametrize(("mode", "op", "expected"), [
-    ("NO_TUNE", "conv", None), ("RL", "conv", "reinforce"), ("GA", "reduce", "genetic"), ("rl, ga", "conv", "genetic"),
-    ("RL,GA", "matmul", "genetic"), ("GA,RL", "element-wise", "reinforce"), ("GA,RL", "broadcast", "reinforce"),
-    ("RL,GA", "reduce", "reinforce"), ("RL,GA", "elewise", "reinforce"), ("RL,GA", "softmax", "genetic"),
-])
+@pytest.mark.parametrize(
+    ("mode", "op", "expected"),
+    [
+        ("NO_TUNE", "conv", None),
+        ("RL", "conv", "reinforce"),
+        ("GA", "reduce", "genetic"),
+        ("rl, ga", "conv", "genetic"),
+        ("RL,GA", "matmul", "genetic"),
+        ("GA,RL", "element-wise", "reinforce"),
+        ("GA,RL", "broadcast", "reinforce"),
+        ("RL,GA", "reduce", "reinforce"),
+        ("RL,GA", "elewise", "reinforce"),
+        ("RL,GA", "softmax", "genetic"),
+    ],
+)
 def test_modes(mode: str, op: str, expected: str | None) -> None:
     assert strategy_for(mode, op) == expected
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from tunewright.errors import DeviceError
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.record import Fault, Measurement, Ratio, from_line, to_line
+from tunewright.measure.base import Attempt
 from tunewright.search import Config, Status
-from tunewright.tuning import contest, hunt
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.measure import Attempt
-from tunewright.tuning.record import Fault, Measurement, Ratio, from_line, to_line
+from tunewright.tuning import candidate_search, contest
 from tunewright.tuning.session import duel, tune
 from unit.tuning_noise import ALL, JITTER, PROBLEM, QUIET, TARGET, Fake, Machine, Noise
 
@@ -202,7 +202,7 @@ def test_losers_are_only_probed():
     outcome = run(machine)
     assert outcome.attempted == 17 and all(size <= 2 for size, _ in machine.races), "nobody came near the default"
     # a few probes each (and turns of the default, to see whether the machine is busy), never the samples of a full one
-    assert outcome.seconds["search"] < 17 * 0.2 + 16 * (4 * 0.0018 * 1.1 + hunt.TURNS * 0.0011) + 0.05
+    assert outcome.seconds["search"] < 17 * 0.2 + 16 * (4 * 0.0018 * 1.1 + candidate_search.TURNS * 0.0011) + 0.05
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 3.0, 10.0])
@@ -368,10 +368,10 @@ def test_contended_probes_get_a_second_chance():
 
     machine = Bursting(lambda s, c: 0.001 if s == "default" else 0.0008)
     outcome = run(machine, [Fake("default"), Fake("faster")], ("default", {}))
-    assert outcome.changed and len(limits) == 2 + hunt.PROBES + 1 and limits[-1] > 1.7 * limits[-2]
+    assert outcome.changed and len(limits) == 2 + candidate_search.PROBES + 1 and limits[-1] > 1.7 * limits[-2]
 
 
 def test_quiet_machines_need_few_rounds():
     machine = Machine(valley, QUIET)
     run(machine)
-    assert sum(rounds for _, rounds in machine.races) < 17 * hunt.TURNS + contest.RACE_ROUNDS
+    assert sum(rounds for _, rounds in machine.races) < 17 * candidate_search.TURNS + contest.RACE_ROUNDS

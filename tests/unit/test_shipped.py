@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 
+from tunewright.heuristic import file as heuristic_file
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge import open_databases as places
+from tunewright.knowledge.key import Key, MatchKind, Where, compare
+from tunewright.knowledge.record import Evidence, Measurement, Ratio
+from tunewright.knowledge.sqlite import SqliteDatabase
+from tunewright.knowledge.system import SystemDatabase
 from tunewright.settings import Settings
-from tunewright.solvers import serial
+from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem
-from tunewright.tuning import heuristic_file, places
-from tunewright.tuning.key import Key, Kind, Where, compare
-from tunewright.tuning.record import Evidence, Measurement, Ratio
-from tunewright.tuning.sqlite import SqliteDatabase
-from tunewright.tuning.system import SystemDatabase
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import ship
@@ -54,7 +55,7 @@ def test_it_can_be_read() -> None:
 
 
 def test_it_is_found_without_any_setting() -> None:
-    script = "from tunewright.tuning import places; from tunewright.settings import Settings as S; print("
+    script = "from tunewright.knowledge import open_databases as places; from tunewright.settings import Settings as S; print("
     script += "places.system_folder(S.make()))"
     env = {k: v for k, v in os.environ.items() if not k.startswith("TUNEWRIGHT_")}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
@@ -109,7 +110,7 @@ def measured(posed: Problem, gain: float, pick: int = 0, where: Where = HERE, **
                  regime="layer", copies=1, nbytes=1, environment={"platform": "Linux"}, **about)  # fmt: skip
     key = Key.of(posed, target, solver, config)
     date, tool = "2026-11-15T12:00:00Z", "0.1.0"
-    return Measurement(key, config, e, serial.to_json(posed), posed.family(), posed.sizes, date, tool)
+    return Measurement(key, config, e, problem_json.to_json(posed), posed.family(), posed.sizes, date, tool)
 
 
 @pytest.fixture
@@ -231,15 +232,15 @@ def test_a_kernel_for_one_shape_must_be_worth_its_compilation(kb: Path) -> None:
 @pytest.mark.parametrize(
     "change, kind",
     [
-        ({}, Kind.EXACT),
-        ({"units": 16}, Kind.PROVISIONAL),
-        ({"processor": "Other CPU"}, Kind.PROVISIONAL),
-        ({"software": "compiler zig 0.18.0"}, Kind.PROVISIONAL),
-        ({"software": "compiler zig 0.18.0", "units": 16}, Kind.MISS),
-        ({"arch": "512-bit vectors; 32 registers of 64 bytes; c"}, Kind.MISS),
-        ({"runtime": "Intel(R) OpenCL"}, Kind.MISS),
+        ({}, MatchKind.EXACT),
+        ({"units": 16}, MatchKind.PROVISIONAL),
+        ({"processor": "Other CPU"}, MatchKind.PROVISIONAL),
+        ({"software": "compiler zig 0.18.0"}, MatchKind.PROVISIONAL),
+        ({"software": "compiler zig 0.18.0", "units": 16}, MatchKind.MISS),
+        ({"arch": "512-bit vectors; 32 registers of 64 bytes; c"}, MatchKind.MISS),
+        ({"runtime": "Intel(R) OpenCL"}, MatchKind.MISS),
     ],
 )
-def test_a_record_is_exact_on_its_own_class_of_machine_alone(change: dict[str, Any], kind: Kind) -> None:
+def test_a_record_is_exact_on_its_own_class_of_machine_alone(change: dict[str, Any], kind: MatchKind) -> None:
     key = measured(problem(64), 1.5).key
     assert compare(replace(key, where=replace(HERE, **change)), key).kind is kind

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core
 from tunewright.errors import ModelError
-from tunewright.frontend import wire
+from tunewright.frontend import weight_reader
 from tunewright.frontend.onnx import load
-from tunewright.ir.memory import LARGE
-from tunewright.ir.stored import stored
-from tunewright.runtime.request import DeviceModel
+from tunewright.ir.stored_weights import stored
+from tunewright.ir.weight_memory import LARGE
+from tunewright.runtime.requests.request import DeviceModel
 from tunewright.settings import Settings
 
 RNG = np.random.default_rng(23)
@@ -30,7 +30,7 @@ TABLE = RNG.standard_normal((SIZE, SIZE)).astype(np.float32)
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Rows of a table, two products behind them."""
-    monkeypatch.setattr(wire, "SMALL_FILE", 0)
+    monkeypatch.setattr(weight_reader, "SMALL_FILE", 0)
     nodes = [
         helper.make_node("Gather", ["table", "i"], ["x"]),
         helper.make_node("MatMul", ["x", "w0"], ["g"]),

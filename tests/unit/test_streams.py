@@ -14,11 +14,11 @@ from onnx import helper, numpy_helper, parser
 import opencl_runtime
 from tunewright import AsyncInferQueue, Core, tools
 from tunewright.devices import host
-from tunewright.plugins import streams
+from tunewright.knowledge.streams import StreamsAnswer, StreamsFile, key
+from tunewright.plugins.batching import streams
+from tunewright.plugins.batching.streams import ServingPoint
 from tunewright.plugins.single import open_device
-from tunewright.plugins.streams import Point
 from tunewright.settings import Settings
-from tunewright.tuning.streams import Answer, StreamsFile, key
 from unit.made_devices import made
 
 #: everywhere, and quick to compile; its threads are numpy's, so they are not shared out
@@ -137,10 +137,10 @@ def test_a_machine_that_is_always_busy_is_measured_three_times(core, monkeypatch
 
 def test_what_makes_a_measurement_doubtful():
     calm, restless = [100.0, 101.0, 99.5, 100.0], [100.0, 60.0, 110.0, 70.0]
-    points = {Point(1, 1): calm, Point(2, 2): calm}
+    points = {ServingPoint(1, 1): calm, ServingPoint(2, 2): calm}
     assert not streams.doubt_of(points, 0.05) and not streams.doubt_of(points, None)
     assert "others used 40%" in streams.doubt_of(points, 0.4)
-    assert "from turn to turn" in streams.doubt_of({Point(1, 1): restless, Point(2, 2): restless}, 0.0)
+    assert "from turn to turn" in streams.doubt_of({ServingPoint(1, 1): restless, ServingPoint(2, 2): restless}, 0.0)
 
 
 def test_the_share_of_others(tmp_path, monkeypatch):
@@ -189,7 +189,7 @@ def test_candidates():
 
 def test_the_best_wins_by_more_than_noise():
     def best(**rates):
-        points = {Point(*map(int, name.strip("_").split("x"))): found for name, found in rates.items()}
+        points = {ServingPoint(*map(int, name.strip("_").split("x"))): found for name, found in rates.items()}
         return streams.best(points).name
 
     assert best(_1x1=[100.0] * 4, _1x2=[100.5] * 4, _2x2=[101.0] * 4) == "1x1", "1 % is not enough"
@@ -208,7 +208,7 @@ def test_the_best_wins_by_more_than_noise():
 
 def test_too_short_to_compare(monkeypatch):
     """An inference that takes its time, whatever it is given."""
-    point, feed = Point(1, 1), {"x": np.ones((3, 8), np.float32), "i": np.zeros(3, np.int64)}
+    point, feed = ServingPoint(1, 1), {"x": np.ones((3, 8), np.float32), "i": np.zeros(3, np.int64)}
     with made(monkeypatch, "GPU.7") as [device]:
         model = Core().compile_model(network(), "GPU.7")
         device.seconds = 0.03
@@ -243,13 +243,13 @@ def test_a_damaged_file(tmp_path, content, caplog):
     file = StreamsFile(tmp_path / "streams.json")
     file.path.write_text(content, encoding="utf-8")
     assert file.read() == {}
-    file.add("k", Answer(2, 4, {"2x4": 10.0}))
+    file.add("k", StreamsAnswer(2, 4, {"2x4": 10.0}))
     assert file.find("k").requests == 4
 
 
 def test_damaged_answers(tmp_path):
     file = StreamsFile(tmp_path / "streams.json")
-    file.add("right", Answer(2, 4, {"2x4": 10.0}))
+    file.add("right", StreamsAnswer(2, 4, {"2x4": 10.0}))
     content = json.loads(file.path.read_text(encoding="utf-8"))
     numbers = [{"streams": -1, "requests": 1}, {"streams": True, "requests": 1}, {"streams": 1, "requests": 10**9}]
     others = [3, None, {"streams": 2}, {"streams": 1, "requests": 1, "rates": {"a": "b"}}]
@@ -262,7 +262,7 @@ def test_damaged_answers(tmp_path):
 def test_many_writers(tmp_path):
     def write(number):
         for i in range(5):
-            StreamsFile(tmp_path / "deep" / "streams.json").add(f"{number}.{i}", Answer(1, 1, {}))
+            StreamsFile(tmp_path / "deep" / "streams.json").add(f"{number}.{i}", StreamsAnswer(1, 1, {}))
 
     writers = [threading.Thread(target=write, args=(n,)) for n in range(4)]
     for writer in writers:
@@ -275,7 +275,7 @@ def test_many_writers(tmp_path):
 
 def test_nothing_can_be_written(tmp_path, caplog):
     (tmp_path / "file").write_text("", encoding="utf-8")
-    StreamsFile(tmp_path / "file" / "streams.json").add("k", Answer(1, 1, {}))
+    StreamsFile(tmp_path / "file" / "streams.json").add("k", StreamsAnswer(1, 1, {}))
     assert "cannot be kept" in caplog.text
 
 

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from tunewright.runtime.streams import Streams, Work
+from tunewright.runtime.requests.streams import Streams, TaskQueue
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_task_that_comes_after_the_end_is_run(count: int) -> None:
     """Who has asked for the streams just before their number changed puts a task where all threads have ended."""
-    work = Work(count)
+    work = TaskQueue(count)
     for _ in range(20):
         done = threading.Barrier(count + 1)
         for _ in range(count):
@@ -29,7 +29,7 @@ def test_a_task_that_comes_after_the_end_is_run(count: int) -> None:
 @pytest.mark.parametrize("rung", [False, True])
 def test_a_thread_that_wakes_as_it_is_called_is_counted_once(rung: bool) -> None:
     """Its doze may be over before its bell is rung, or while nobody rings it."""
-    work, bell = Work(1), threading.Lock()
+    work, bell = TaskQueue(1), threading.Lock()
     bell.acquire()
     work.bells.append(bell)
     work.dozing += 1
@@ -77,7 +77,7 @@ def test_no_task_is_lost_while_the_number_of_streams_changes() -> None:
 
 def test_who_dozes_wakes_by_itself() -> None:
     """Also where another thread was faster with what it was called for."""
-    work, done = Work(2), []
+    work, done = TaskQueue(2), []
     for _ in range(500):
         with work.lock:
             work.helped = True  # so that whoever finds nothing dozes, as long as tasks are brief

@@ -14,8 +14,8 @@ from tunewright import Core, tools
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning import suggest
-from tunewright.tuning.command import from_line
+from tunewright.tuning import suggested_commands
+from tunewright.tuning.offline.command import from_line
 
 
 def model(rows="rows"):
@@ -31,7 +31,7 @@ def model(rows="rows"):
 ])  # fmt: skip
 def test_settings_are_read_again_as_they_were(config):
     settings = Settings.make(config, Settings())
-    words = shlex.split(suggest.command("tune", "m.onnx", device="CPU", settings=settings))
+    words = shlex.split(suggested_commands.command("tune", "m.onnx", device="CPU", settings=settings))
     assert words[:5] == ["tunewright", "tune", "m.onnx", "-d", "CPU"]
     pairs = [words[n + 1] for n, word in enumerate(words) if word == "-c"]
     assert Settings.make(dict(pair.split("=", 1) for pair in pairs), Settings()) == settings
@@ -40,14 +40,14 @@ def test_settings_are_read_again_as_they_were(config):
 
 def test_what_a_process_does_by_the_way_is_not_repeated():
     settings = Settings.make({"ENABLE_LOGGING_CMD": "YES", "TUNING_MODE": "CREATE", "FIND_ENFORCE": 4}, Settings())
-    assert suggest.command("tune", "m.onnx", settings=settings) == "tunewright tune m.onnx"
+    assert suggested_commands.command("tune", "m.onnx", settings=settings) == "tunewright tune m.onnx"
 
 
 def test_a_line_of_the_driver_poses_the_problem_and_says_where(tmp_path):
     settings = Settings.make({"USER_DB_PATH": str(tmp_path / "my kb")}, Settings())
     compiled = Core().compile_model(model(4))
     (problem,) = {Problem.of(step.node) for plan in compiled.program.plans for step in plan.steps}
-    line = suggest.driver(problem, "CPU", settings, ["--tune", "--seconds", "3"])
+    line = suggested_commands.driver(problem, "CPU", settings, ["--tune", "--seconds", "3"])
     assert from_line(f"INFO: {line}") == problem
     assert line.endswith(f"-d CPU --tune --seconds 3 -c {shlex.quote(f'USER_DB_PATH={tmp_path}/my kb')}")
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 
 from tunewright import tools
+from tunewright.knowledge.database import MemoryDatabase, superseded
+from tunewright.knowledge.open_databases import open_user
+from tunewright.knowledge.record import MOST_BYTES, Sighting, Survey, from_line, to_line
+from tunewright.measure.statistics import unknown
 from tunewright.search import Config, Status
 from tunewright.settings import Settings
-from tunewright.tuning import hunt
-from tunewright.tuning.database import MemoryDatabase, superseded
-from tunewright.tuning.places import open_user
-from tunewright.tuning.record import MOST_BYTES, Sighting, Survey, from_line, to_line
+from tunewright.tuning import candidate_search
 from tunewright.tuning.session import Outcome, tune
-from tunewright.tuning.statistics import unknown
 from unit.tuning_noise import PROBLEM, TARGET, Fake, Machine
 
 TILES = {"tile": [1, 2, 4, 8, 16], "unroll": [1, 2, 4], "order": [0, 1, 2]}
@@ -100,10 +100,10 @@ def test_an_interrupted_search_goes_on_and_repeats_nothing(after: int, strategy:
     whole = Machine(valley)
     uninterrupted = run(whole, strategy=strategy)
     repeated = set(before) & set(again) - {DEFAULT} - unfinished
-    assert len(repeated) <= 2 * hunt.KNOWN, "the best of each solver run again, and nothing else"
-    assert all(known[c] >= max(known.values()) / hunt.HEAT_NEAR for c in repeated)
+    assert len(repeated) <= 2 * candidate_search.KNOWN, "the best of each solver run again, and nothing else"
+    assert all(known[c] >= max(known.values()) / candidate_search.HEAT_NEAR for c in repeated)
     assert set(before) | set(again) == set(attempts(whole)), "together they tried what one session tries"
-    assert sum(before.values()) + sum(again.values()) <= sum(attempts(whole).values()) + 2 + 2 * hunt.KNOWN
+    assert sum(before.values()) + sum(again.values()) <= sum(attempts(whole).values()) + 2 + 2 * candidate_search.KNOWN
     assert outcome.chosen == uninterrupted.chosen and outcome.changed
 
 
@@ -136,7 +136,7 @@ def test_all_seen_is_only_raced():
     machine = Machine(valley)
     outcome = run(machine, surveys=[first.survey], strategy="exhaustive",
                   barred=lambda s, c: "faulty" if (c.get("tile"), c.get("order")) == (16, 2) else None)  # fmt: skip
-    assert len(machine.attempts) <= 1 + hunt.KNOWN and outcome.chosen == first.chosen
+    assert len(machine.attempts) <= 1 + candidate_search.KNOWN and outcome.chosen == first.chosen
     assert outcome.gain is not None and not unknown(outcome.gain)
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from tunewright.ir.formulas import Formulas
 from tunewright.ir.symbolic import (
+    ShapeTrace,
     SymArray,
     SymInt,
-    Trace,
     TraceClosed,
     at_hand,
     common_divisor,
@@ -29,8 +29,8 @@ from tunewright.ir.symbolic import (
 COUNT = 3
 
 
-def symbols(*sizes: int) -> tuple[Trace, list[SymInt]]:
-    trace = Trace()
+def symbols(*sizes: int) -> tuple[ShapeTrace, list[SymInt]]:
+    trace = ShapeTrace()
     return trace, [trace.symbol(f"n{k}", size) for k, size in enumerate(sizes)]
 
 

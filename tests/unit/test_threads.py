@@ -11,11 +11,11 @@ import pytest
 from tunewright import Core
 from tunewright.errors import DeviceError, SettingsError
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.key import Where
+from tunewright.measure.isolated import Isolated, measurer_for
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning.isolated import Isolated, measurer_for
-from tunewright.tuning.key import Where
 
 pytestmark = [
     pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels"),
@@ -97,7 +97,7 @@ import sys
 import threading
 import numpy as np
 from onnx import parser
-from tunewright.devices.native import cores
+from tunewright.devices.native import usable_cores as cores
 cores.count = lambda: 4
 from tunewright import AsyncInferQueue, Core
 model, x = parser.parse_model(sys.argv[1]), np.full((256, 256), 1 / 16, np.float32)
@@ -143,13 +143,16 @@ def test_each_model_has_its_own_number_of_threads():
 
 
 def test_the_variable_of_the_environment_limits_all_models():
-    _python("""
+    _python(
+        """
 from tunewright import Core
 from onnx import parser
 import sys
 made = Core().compile_model(parser.parse_model(sys.argv[1]))
 assert made.env.device.target.units == 1, made.env.device.target
-""", TUNEWRIGHT_CPU_THREADS_NUM="1")
+""",
+        TUNEWRIGHT_CPU_THREADS_NUM="1",
+    )
 
 
 @several

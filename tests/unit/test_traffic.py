@@ -15,11 +15,11 @@ import pytest
 
 from tunewright import Core, tools
 from tunewright.errors import InputError
+from tunewright.knowledge import traffic
+from tunewright.knowledge.traffic import ModelTraffic, TrafficEntry, TrafficFile, merged, to_text, weighted
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings, child_environment
-from tunewright.tools.kb_traffic import cases_of_traffic
-from tunewright.tuning import traffic
-from tunewright.tuning.traffic import Entry, ModelTraffic, TrafficFile, merged, to_text, weighted
+from tunewright.tools.kb.traffic import cases_of_traffic
 from unit.test_background import model, values
 
 kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
@@ -27,7 +27,7 @@ DATES = [f"2026-11-{day:02}T10:00:00+00:00" for day in range(1, 29)]
 
 
 def entry(count, date=DATES[0], rows=16):
-    return Entry(date, {((1, rows),): (count, count * 0.5)})
+    return TrafficEntry(date, {((1, rows),): (count, count * 0.5)})
 
 
 def met(entries, name="m.onnx", inputs=("x",)):
@@ -57,15 +57,15 @@ def test_merging_counts_nothing_twice_in_whatever_order():
 
 def test_weights_are_parts_of_the_time():
     rows = {((1,),): (10, 1.0), ((2,),): (1, 3.0), ((3,),): (5, 0.0)}
-    found = weighted(met({"a": Entry(DATES[0], rows)}))
+    found = weighted(met({"a": TrafficEntry(DATES[0], rows)}))
     assert [(one.shapes, one.weight) for one in found] == [({"x": (2,)}, 0.75), ({"x": (1,)}, 0.25), ({"x": (3,)}, 0)]
-    assert math.isclose(sum(one.weight for one in weighted(met({"a": Entry(DATES[0], rows)}), 2)), 1)
+    assert math.isclose(sum(one.weight for one in weighted(met({"a": TrafficEntry(DATES[0], rows)}), 2)), 1)
 
 
 def test_a_file_is_written_and_read_as_it_was(tmp_path):
     file = TrafficFile(tmp_path / "folder" / "traffic.json")
     assert file.read() == {}
-    given = {"k": met({"a": Entry(DATES[0], {((1, 2), ()): (3, 0.25)})}, inputs=("x", "y"))}
+    given = {"k": met({"a": TrafficEntry(DATES[0], {((1, 2), ()): (3, 0.25)})}, inputs=("x", "y"))}
     file.add(given)
     file.add(given)
     assert file.read() == given
@@ -208,10 +208,10 @@ def recorded(tmp_path):
     onnx.save(model(2, "rows"), path)
     core = Core({"USER_DB_PATH": str(tmp_path / "kb")})
     rows = {((1, 8, 16, 16),): (100, 3.0), ((1, 8, 40, 16),): (10, 1.0)}
-    from tunewright.tuning.streams import digest
+    from tunewright.knowledge.streams import digest
 
     key = digest(core.read_model(path).graph)
-    one = ModelTraffic(str(path), ("v0",), {"w": Entry(DATES[0], rows)})
+    one = ModelTraffic(str(path), ("v0",), {"w": TrafficEntry(DATES[0], rows)})
     TrafficFile.of(core.settings).add({key: one})
     return core, path, ("-c", f"USER_DB_PATH={tmp_path / 'kb'}")
 

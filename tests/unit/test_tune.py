@@ -14,17 +14,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core, DeviceError, InputError
 from tunewright.ir.types import DType
+from tunewright.knowledge.record import Ratio
+from tunewright.measure.base import Regime
+from tunewright.model_tuning import model as whole
 from tunewright.ops.tolerance import TOLERANCES
-from tunewright.plugins import streams
-from tunewright.plugins import tune as whole
+from tunewright.plugins.batching import streams
 from tunewright.plugins.single import SingleDevice, open_device
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.tools import execute
-from tunewright.tools.tune import parse_time
+from tunewright.tools.tune.command import parse_time
 from tunewright.tuning import evidence, session
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.record import Ratio
 from tunewright.tuning.result_file import SCHEMA
 from tunewright.tuning.tuner import Origin, Tuner
 
@@ -399,7 +399,7 @@ def test_ctrl_c_ends_soon_and_loses_nothing(tmp_path):
 def test_a_wish_to_stop_is_heard_whatever_runs(number, step, seconds, code, said):
     script = f"""
 import hashlib, os, signal, threading, time
-from tunewright.tools import interrupts
+from tunewright.tools.shared import interrupts
 interrupts.PATIENCE, interrupts.GRACE = {seconds}
 try:
     with interrupts.interruptible() as stop:
@@ -443,5 +443,5 @@ def test_kernels_are_tuned_for_the_threads_of_the_streams_that_a_load_has(core):
         return found
 
     assert units() == units(NUM_STREAMS=every.target.units) == 1
-    streams.keep(loaded, every, core.settings, streams.Point(1, 1), {})
+    streams.keep(loaded, every, core.settings, streams.ServingPoint(1, 1), {})
     assert units() == units(PERFORMANCE_HINT="LATENCY") == every.target.units

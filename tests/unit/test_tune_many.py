@@ -15,17 +15,17 @@ import tunewright
 from tunewright import Core, tools
 from tunewright.devices import energy
 from tunewright.errors import DeviceError, InputError, ModelError
-from tunewright.plugins import tune_many, tune_objective
+from tunewright.knowledge.record import Ratio
+from tunewright.measure.base import Regime
+from tunewright.model_tuning import objective, several_models
+from tunewright.model_tuning.layers import TuningResult
+from tunewright.model_tuning.model import ModelTuning
+from tunewright.model_tuning.several_models import Goal, Workload
 from tunewright.plugins.single import open_device
-from tunewright.plugins.tune import ModelTuning
-from tunewright.plugins.tune_many import Goal, Work
-from tunewright.plugins.tune_search import Result
 from tunewright.search.space import Config
-from tunewright.tools.tune import parse_bytes
-from tunewright.tools.tune_works import Case, cases_of, paths_of, weights_of
+from tunewright.tools.tune.command import parse_bytes
+from tunewright.tools.tune.workloads import InputShapes, cases_of, paths_of, weights_of
 from tunewright.tuning import evidence, session
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.record import Ratio
 from tunewright.tuning.tuner import Tuner
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
@@ -41,9 +41,7 @@ def model(*widths):
     ends = (("x", widths[0]), ("y", widths[-1]))
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", width]) for name, width in ends)
     names = ["x", *(f"v{n}" for n in range(1, len(pairs))), "y"]
-    nodes = [
-        helper.make_node("MatMul", [names[n], f"w{n}"], [names[n + 1]], name=f"m{n}") for n in range(len(pairs))
-    ]
+    nodes = [helper.make_node("MatMul", [names[n], f"w{n}"], [names[n + 1]], name=f"m{n}") for n in range(len(pairs))]
     graph = helper.make_graph(nodes, "g", [x], [y], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -66,7 +64,7 @@ def work(path, rows=16, **how):
         loaded = core.read_model(path).reshape({"x": [rows, _width(path)]})
         return loaded, {"x": np.ones((rows, _width(path)), np.float32)}
 
-    return Work(f"{path.name} {rows}", open_, str(path), **how)
+    return Workload(f"{path.name} {rows}", open_, str(path), **how)
 
 
 def _width(path):
@@ -147,7 +145,7 @@ def test_it_goes_on_where_it_was_interrupted(folder, searches):
 
 def test_a_model_that_cannot_be_read_loses_nothing_of_the_others(folder, searches, caplog):
     (folder / "bad.onnx").write_bytes(b"no model")
-    works = [work(folder / "a.onnx"), Work("bad", lambda: (Core().read_model(folder / "bad.onnx"), {}), "bad")]
+    works = [work(folder / "a.onnx"), Workload("bad", lambda: (Core().read_model(folder / "bad.onnx"), {}), "bad")]
     assert len(Core().tune_many(works, budget=60.0)) == 1 and searches
     assert any(r.getMessage().startswith("bad is left out") for r in caplog.records)
     with pytest.raises(ModelError, match=r"bad\.onnx: this is not an ONNX model"):
@@ -155,12 +153,12 @@ def test_a_model_that_cannot_be_read_loses_nothing_of_the_others(folder, searche
 
 
 def test_it_ends_once_the_gain_is_promised(folder, searches, monkeypatch):
-    monkeypatch.setattr(ModelTuning, "whole", lambda self: Result(self.layers, 1.3, 1.0, Ratio(1.3, 1.2, 1.4, 9), 0.0,
+    monkeypatch.setattr(ModelTuning, "whole", lambda self: TuningResult(self.layers, 1.3, 1.0, Ratio(1.3, 1.2, 1.4, 9), 0.0,
                                                                   [], False, {}))  # fmt: skip
     paths = sorted(folder.rglob("*.onnx"))
     results = Core().tune_many([work(path) for path in paths], budget=60.0, until="1.05x")
     assert 0 < len(searches) < len(set().union(*map(keys, paths)))
-    assert any(layer.skipped == tune_many.ENOUGH for result in results for layer in result.layers)
+    assert any(layer.skipped == several_models.ENOUGH for result in results for layer in result.layers)
 
 
 def test_it_goes_on_until_the_gain_is_there(folder, searches, monkeypatch):
@@ -169,7 +167,7 @@ def test_it_goes_on_until_the_gain_is_there(folder, searches, monkeypatch):
 
     def whole(self):
         rounds.append(1)
-        return Result(self.layers, 1.02, 1.0, Ratio(1.02, 1.01, 1.03, 9), 0.0, [], False, {"whole": 1.0})
+        return TuningResult(self.layers, 1.02, 1.0, Ratio(1.02, 1.01, 1.03, 9), 0.0, [], False, {"whole": 1.0})
 
     monkeypatch.setattr(ModelTuning, "whole", whole)
     (result,) = Core().tune_many([work(folder / "deep" / "c.onnx")], budget=60.0, until="1.05x")
@@ -185,12 +183,12 @@ def test_it_ends_when_searching_stops_paying(folder, searches, monkeypatch):
         return session.Outcome(found.chosen, False, "nothing is near")
 
     monkeypatch.setattr(Tuner, "tune", nothing)
-    monkeypatch.setattr(tune_many, "ROW", 2)
-    monkeypatch.setattr(tune_many, "expected", lambda layers, of: 0.0)
+    monkeypatch.setattr(several_models, "ROW", 2)
+    monkeypatch.setattr(several_models, "expected", lambda layers, of: 0.0)
     paths = sorted(folder.rglob("*.onnx"))
     results = Core().tune_many([work(path) for path in paths], budget=60.0, until="stalls")
     assert len(searches) == 2
-    assert any(layer.skipped == tune_many.STALLED for result in results for layer in result.layers)
+    assert any(layer.skipped == several_models.STALLED for result in results for layer in result.layers)
 
 
 @pytest.mark.parametrize("text", ["2y", "1x", "0.5x", "nan", "1.2", "", "infx"])
@@ -207,12 +205,16 @@ def test_goals():
 
 
 def test_cases_and_batches():
-    assert cases_of(None, None) == [Case()]
+    assert cases_of(None, None) == [InputShapes()]
     assert cases_of(["x=1x3:0.7", "ids=1x128,mask=1x128"], None) == [
-        Case(("x=1x3",), weight=0.7), Case(("ids=1x128", "mask=1x128")),
+        InputShapes(("x=1x3",), weight=0.7),
+        InputShapes(("ids=1x128", "mask=1x128")),
     ]
-    assert cases_of(["in:0=1x3", "in:0=2x3:2"], None) == [Case(("in:0=1x3",)), Case(("in:0=2x3",), weight=2.0)]
-    assert cases_of(None, "1:0.8,8:0.2") == [Case(batch=1, weight=0.8), Case(batch=8, weight=0.2)]
+    assert cases_of(["in:0=1x3", "in:0=2x3:2"], None) == [
+        InputShapes(("in:0=1x3",)),
+        InputShapes(("in:0=2x3",), weight=2.0),
+    ]
+    assert cases_of(None, "1:0.8,8:0.2") == [InputShapes(batch=1, weight=0.8), InputShapes(batch=8, weight=0.2)]
     for case, batch in ((["x"], None), (["x=3:0"], None), (None, "a"), (None, "1:-1"), (["x=3"], "1"), (None, "")):
         with pytest.raises(InputError, match=r"--case|--batch"):
             cases_of(case, batch)
@@ -287,15 +289,15 @@ def test_python_does_the_same(folder, searches):
 
 def test_throughput_is_decided_with_all_streams_busy(folder, monkeypatch):
     rates, busy = [], []
-    real = tune_objective.streams.rate
-    monkeypatch.setattr(tune_objective.streams, "rate", lambda q, *rest: rates.append(len(q)) or real(q, *rest))
-    neighbours = tune_objective.Serving._neighbours
+    real = objective.streams.rate
+    monkeypatch.setattr(objective.streams, "rate", lambda q, *rest: rates.append(len(q)) or real(q, *rest))
+    neighbours = objective.Serving._neighbours
 
     def counted(self):
         busy.append(self.plugin.streams - 1)
         return neighbours(self)
 
-    monkeypatch.setattr(tune_objective.Serving, "_neighbours", counted)
+    monkeypatch.setattr(objective.Serving, "_neighbours", counted)
     (result,) = Core().tune_many([work(folder / "a.onnx", rows=64)], budget=6.0, objective="throughput")
     units = open_device("CPU").target.units
     assert set(busy) == {units - 1}, "a stream on each thread, as a load with PERFORMANCE_HINT = THROUGHPUT has"
@@ -326,7 +328,7 @@ def test_energy_of_a_processor(rapl):
 
 def test_without_a_counter_energy_is_refused_in_words(folder, monkeypatch, capsys):
     monkeypatch.setattr(energy, "POWERCAP", folder / "none")
-    monkeypatch.setattr(tune_objective, "meter", lambda kind, number: "nothing here tells it")
+    monkeypatch.setattr(objective, "meter", lambda kind, number: "nothing here tells it")
     code, _, err = call(capsys, "tune", folder / "a.onnx", "--objective", "energy")
     assert code == 2 and "its energy cannot be measured: nothing here tells it" in err and err.count("\n") == 1
     with pytest.raises(DeviceError, match="--objective latency"):
@@ -336,7 +338,7 @@ def test_without_a_counter_energy_is_refused_in_words(folder, monkeypatch, capsy
 
 
 def test_energy_has_the_last_word(folder, monkeypatch):
-    class Made(energy.Meter):
+    class Made(energy.EnergyMeter):
         """An inference takes two joules."""
 
         name, used = "made", 0.0
@@ -345,8 +347,8 @@ def test_energy_has_the_last_word(folder, monkeypatch):
             self.used += 1.0
             return self.used
 
-    monkeypatch.setattr(tune_objective, "ENERGY_TURN", 0.0)
-    saving = tune_objective.Saving.__new__(tune_objective.Saving)
+    monkeypatch.setattr(objective, "ENERGY_TURN", 0.0)
+    saving = objective.Saving.__new__(objective.Saving)
     saving._meter = Made()
     monkeypatch.setattr(saving, "_turns", lambda turn: ([turn(0)], [turn(1)]), raising=False)
     saving.values = {}

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper
 
 from tunewright import Core
 from tunewright.errors import DeviceError
+from tunewright.knowledge.record import Ratio
 from tunewright.plugins.single import open_device
-from tunewright.tools.tune_report import page
+from tunewright.tools.tune.report import page
 from tunewright.tuning import online, session, tuner
 from tunewright.tuning.progress import Progress, listening
-from tunewright.tuning.record import Ratio
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 

@@ -14,15 +14,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from tunewright import Core, tools
-from tunewright.plugins import tune_problems as offline
+from tunewright.knowledge.open_databases import open_user
+from tunewright.knowledge.record import Measurement, Ratio
+from tunewright.measure.base import Regime
+from tunewright.model_tuning import problems as offline
 from tunewright.plugins.single import open_device
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning import dump, evidence, session
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.places import open_user
-from tunewright.tuning.record import Measurement, Ratio
+from tunewright.tuning import evidence, session
+from tunewright.tuning.offline import dump
 from tunewright.tuning.tuner import Origin, Tuner
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")

@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 from tunewright import InputError, tools
-from tunewright.tools.tune_report import page
-from tunewright.tools.tune_report_data import OPEN, parse
-from tunewright.tuning.contest import Verdict
+from tunewright.tools.tune.report import page
+from tunewright.tools.tune.report_data import OPEN, parse
+from tunewright.tuning.contest import ContestVerdict
 from tunewright.tuning.result_file import SCHEMA
 
 EVIL = "</title><script>alert(1)</script>\" onload='x' & \u202e\x1b[31m"
@@ -175,11 +175,13 @@ def test_several_results_are_one_page():
 
 
 def test_what_is_open_follows_the_words_of_sessions():
-    for verdict in (Verdict.NOISY, Verdict.SHORT):
+    for verdict in (ContestVerdict.NOISY, ContestVerdict.SHORT):
         assert any(word in verdict.value for word in OPEN)
-    assert not any(word in verdict.value for verdict in (Verdict.GAIN, Verdict.NONE) for word in OPEN)
+    assert not any(word in verdict.value for verdict in (ContestVerdict.GAIN, ContestVerdict.NONE) for word in OPEN)
     few = layer("few", 1.0, open=True)
-    rows = parse(content(layer("settled", 1.0), few, layer("noisy", 2.0, reason=Verdict.NOISY.value))).following()
+    rows = parse(
+        content(layer("settled", 1.0), few, layer("noisy", 2.0, reason=ContestVerdict.NOISY.value))
+    ).following()
     assert [row.name for row in rows] == ["noisy", "few"]
 
 

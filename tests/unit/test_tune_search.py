@@ -6,16 +6,16 @@ import pytest
 
 from tunewright.devices.null import NullDevice
 from tunewright.ir.types import DType, TensorType
-from tunewright.plugins import tune_search
-from tunewright.plugins.tune_search import LEAST_DECIDE, NO_TIME, Layer, Tuning, reserve
+from tunewright.knowledge.record import Ratio
+from tunewright.measure.base import Regime
+from tunewright.model_tuning import layers as tune_search
+from tunewright.model_tuning.layers import LEAST_DECIDE, NO_TIME, TunedLayer, Tuning, reserve
 from tunewright.search.base import Status
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
 from tunewright.tuning import evidence, session
-from tunewright.tuning.hunt import Tried
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.record import Ratio
+from tunewright.tuning.candidate_search import TriedCandidate
 from tunewright.tuning.tuner import Choice, Origin
 from unit.tuning_noise import Fake
 
@@ -40,18 +40,18 @@ class Clock:
     now = 100.0
 
 
-def layer(name: str, seconds: float) -> Layer:
+def layer(name: str, seconds: float) -> TunedLayer:
     type = TensorType(DType.FLOAT32, (len(name), 8))
     problem = Problem("Relu", (type,), (type,), {}, constant=(False,))
-    return Layer(problem, NullDevice(), Choice(SOLVER, {"tile": 1}, Origin.DEFAULT, dict), [name], seconds=seconds)
+    return TunedLayer(problem, NullDevice(), Choice(SOLVER, {"tile": 1}, Origin.DEFAULT, dict), [name], seconds=seconds)
 
 
-def outcome(one: Layer, gain: float, count: int = 100) -> session.Outcome:
+def outcome(one: TunedLayer, gain: float, count: int = 100) -> session.Outcome:
     record = evidence.measurement(
         one.problem, one.device.target, SOLVER, Config(tile=2), [1e-3], 0.0, Ratio(gain, 0.1, 10.0, 0), Ratio.one(),
         False, one.present, Regime("layer", 1, 1), {},
     )  # fmt: skip
-    trials = (Tried(one.present, Status.OK, 1e-3, "", 0.0),) * count
+    trials = (TriedCandidate(one.present, Status.OK, 1e-3, "", 0.0),) * count
     return session.Outcome(one.present, False, "", records=(record,), trials=trials)
 
 

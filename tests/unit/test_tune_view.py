@@ -10,17 +10,17 @@ import pytest
 from rich.console import Console
 
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.record import Ratio
+from tunewright.measure.base import Regime
+from tunewright.model_tuning.expected_gain import PRIOR, expected
+from tunewright.model_tuning.layers import TunedLayer, TuningResult, TuningState
 from tunewright.plugins.single import open_device
-from tunewright.plugins.tune_hope import PRIOR, expected
-from tunewright.plugins.tune_search import Layer, Result, State
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tools import tune_view
+from tunewright.tools.tune import view
 from tunewright.tuning import evidence, session
-from tunewright.tuning.measure import Regime
 from tunewright.tuning.progress import Progress
-from tunewright.tuning.record import Ratio
 from tunewright.tuning.tuner import Tuner
 
 
@@ -28,14 +28,14 @@ from tunewright.tuning.tuner import Tuner
 class Case:
     """Layers of a made-up network: one searched, one being searched, one to come, one left out."""
 
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[TunedLayer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         device = open_device("CPU.HOST")
         for n, name in enumerate(("first", "a/very/long/name/of/a/node/that/ends/here", "third [red]x", "fourth")):
             type = TensorType(DType.FLOAT32, (4, n + 1))
             problem = Problem("Relu", (type,), (type,), {}, constant=(False,))
-            layer = Layer(problem, device, Tuner(Settings()).choose(problem, device), [name] * (n + 1))
+            layer = TunedLayer(problem, device, Tuner(Settings()).choose(problem, device), [name] * (n + 1))
             layer.seconds, layer.floor = (4 - n) * 1e-3, 1e-3
             self.layers.append(layer)
         first, _, _, last = self.layers
@@ -47,14 +47,14 @@ class Case:
         first.outcome = session.Outcome(first.present, False, "1 of 2 seem faster", records=(made,))
         last.skipped = "it takes next to no time"
 
-    def state(self) -> State:
+    def state(self) -> TuningState:
         at = Progress("search", 7, 2, None, 1.5e-3, 3e-3, 2.0, 5.0)
-        return State("search", self.layers, self.layers[1], at, 12.3, 60.0)
+        return TuningState("search", self.layers, self.layers[1], at, 12.3, 60.0)
 
 
-def drawn(state: State, width: int = 80, height: int = 24) -> list[str]:
+def drawn(state: TuningState, width: int = 80, height: int = 24) -> list[str]:
     out = Console(file=io.StringIO(), width=width, height=height, highlight=False)
-    out.print(tune_view.picture(state, height))
+    out.print(view.picture(state, height))
     return out.file.getvalue().splitlines()
 
 
@@ -83,18 +83,18 @@ def test_it_fits_and_shows_the_layer_that_is_searched(height):
 
 def test_before_and_after_the_search():
     state = Case().state()
-    assert drawn(State("profile", (), None, None, 0.0, 60.0)) == ["measuring the layers, 0 of 60 s, 60 s left"]
+    assert drawn(TuningState("profile", (), None, None, 0.0, 60.0)) == ["measuring the layers, 0 of 60 s, 60 s left"]
     network = replace(state, phase="network", at=None, progress=None)
     assert drawn(network)[1] == "10.00 ms -> 8.00 ms promised (1.25x)"
-    assert tune_view.standing(replace(state, layers=[state.layers[3]], at=None)) == "1.00 ms"
+    assert view.standing(replace(state, layers=[state.layers[3]], at=None)) == "1.00 ms"
 
 
 def test_in_a_pipe_there_is_a_line_for_each_layer(capsys):
     case = Case()
     case.layers[1].outcome = session.Outcome(case.layers[1].present, False, "nothing is near")
     log = logging.getLogger("tunewright")
-    with tune_view.progress() as tell:
-        tell(State("profile", (), None, None, 0.0, 60.0))
+    with view.progress() as tell:
+        tell(TuningState("profile", (), None, None, 0.0, 60.0))
         for _ in range(3):
             tell(case.state())
         tell(replace(case.state(), at=case.layers[1], progress=None))
@@ -125,18 +125,18 @@ def test_what_is_expected_follows_what_similar_layers_gained():
 def test_the_end_says_in_two_lines_what_was_gained_what_is_left_and_what_to_run():
     case = Case()
     case.layers[2].skipped = "no time was left for it"
-    result = Result(case.layers, 1e-2, 8e-3, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
+    result = TuningResult(case.layers, 1e-2, 8e-3, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
     case.layers[1].skipped = "it takes next to no time"
-    lines = tune_view.closing([result], "tunewright tune m.onnx -d CPU", 60.0)
+    lines = view.closing([result], "tunewright tune m.onnx -d CPU", 60.0)
     assert lines == [
         "gained: 1.250x; left: 1 layer, 0.5077 ms expected, at most 1.00 ms",
         "next: tunewright tune m.onnx -d CPU --budget 120s",
     ]
-    slight = Result(case.layers, 1.0, 0.8, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
-    assert tune_view.closing([slight], "tunewright tune .", 60.0)[1].startswith("next: nothing ("), "1 of 1000 ms"
+    slight = TuningResult(case.layers, 1.0, 0.8, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
+    assert view.closing([slight], "tunewright tune .", 60.0)[1].startswith("next: nothing ("), "1 of 1000 ms"
     for one in case.layers[1:3]:
         one.skipped = "it was tuned before"
-    first, second = tune_view.closing([result, result], "tunewright tune .", 60.0)
+    first, second = view.closing([result, result], "tunewright tune .", 60.0)
     assert first == "gained: 1.250x over 2 models or shapes; left: nothing, every layer that counts was searched"
     assert second == "next: nothing (tunewright tune . --again searches anew)"
 
@@ -146,13 +146,13 @@ def test_a_run_that_was_stopped_before_its_search_leaves_everything():
     case = Case()
     for one in case.layers:
         one.outcome, one.skipped = None, ""
-    result = Result(case.layers, 1e-2, 1e-2, None, 0.0, [], True, {})
-    first, second = tune_view.closing([result], "tunewright tune .", 9)
+    result = TuningResult(case.layers, 1e-2, 1e-2, None, 0.0, [], True, {})
+    first, second = view.closing([result], "tunewright tune .", 9)
     assert first.startswith("gained: 1.000x; left: 4 layers, ") and second == "next: tunewright tune . --budget 30s"
 
 
 def ended(case: Case, gain: Ratio | None = None, stopped: bool = False) -> str:
-    return tune_view.summary(Result(case.layers, 1e-2, 8e-3, gain, 0.0, [], stopped, {}))
+    return view.summary(TuningResult(case.layers, 1e-2, 8e-3, gain, 0.0, [], stopped, {}))
 
 
 def test_the_end_says_what_had_no_time():
@@ -169,25 +169,25 @@ def test_the_end_says_what_had_no_time():
 
 def test_what_was_not_begun_is_named():
     case = Case()
-    result = Result(case.layers, 1e-2, 8e-3, None, 0.0, [], False, {})
-    assert tune_view.unsearched(result) == ""
+    result = TuningResult(case.layers, 1e-2, 8e-3, None, 0.0, [], False, {})
+    assert view.unsearched(result) == ""
     for one in case.layers:
         one.skipped = "no time was left for it"
-    names = [tune_view.title(one) for one in sorted(case.layers, key=lambda one: -one.hope)]
-    assert tune_view.unsearched(result) == f"not begun: {', '.join(names[:3])} and 1 more layer"
+    names = [view.title(one) for one in sorted(case.layers, key=lambda one: -one.hope)]
+    assert view.unsearched(result) == f"not begun: {', '.join(names[:3])} and 1 more layer"
     case.layers[0].skipped = ""
-    names.remove(tune_view.title(case.layers[0]))
-    assert tune_view.unsearched(result) == f"not begun: {', '.join(names)}"
+    names.remove(view.title(case.layers[0]))
+    assert view.unsearched(result) == f"not begun: {', '.join(names)}"
 
 
 def test_a_search_that_compared_few_does_not_say_that_nothing_is_faster():
     case = Case()
     first = case.layers[0]
     first.outcome = session.Outcome(first.present, False, "open: 1 of 9 candidates were compared", is_open=True)
-    assert tune_view.outcome(first) == "open: few were compared"
+    assert view.outcome(first) == "open: few were compared"
     assert ended(case).startswith("nothing faster was found; 1 layer open, because time was short")
     first.outcome = session.Outcome(first.present, False, "nothing else is near: 9 of 9 candidates were compared")
-    assert tune_view.outcome(first) == "nothing is faster"
+    assert view.outcome(first) == "nothing is faster"
     assert ended(case) == "nothing is faster than what is used already"
 
 
@@ -209,7 +209,7 @@ def test_a_long_config_leaves_the_layers_readable(capsys, monkeypatch):
     config = {"band": 8, "form": "fused", "items": 1, "nb": 3, "tile": 4, "ur": 4, "another": 12345, "last": 7}
     first.chosen = "opencl.conv_winograd.shape", Config(config)
     first.network = {first.present: Ratio.one(), first.chosen: Ratio(3.6, 3.5, 3.7, 9)}
-    tune_view.show(Result(case.layers, 1e-2, 8e-3, Ratio(1.2, 1.1, 1.3, 20), 0.0, [], False, {}))
+    view.show(TuningResult(case.layers, 1e-2, 8e-3, Ratio(1.2, 1.1, 1.3, 20), 0.0, [], False, {}))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["layer", "share", "ms", "gain", "kernel"]
     assert lines[2].split()[:4] == ["first", "40%", "4.00", "3.60x"]

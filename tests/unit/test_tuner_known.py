@@ -10,15 +10,15 @@ from tunewright.devices.null import NullDevice
 from tunewright.errors import DeviceError
 from tunewright.ir.graph import Graph
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.record import Ratio
+from tunewright.measure.base import Regime
+from tunewright.measure.local import LocalMeasurer
 from tunewright.search.base import Status
 from tunewright.search.space import Config, Space
 from tunewright.settings import Settings
 from tunewright.solvers.base import Kernel, Problem, Solver
 from tunewright.tuning import evidence, tuner
-from tunewright.tuning.bench import Local
-from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.record import Ratio
 from tunewright.tuning.tuner import Origin, Tuner
 
 DEVICE = NullDevice()
@@ -86,7 +86,7 @@ def measured(tile, gain, default=1):
 
 
 def make(settings=None, records=(), candidates=(TILED, HOST), **options):
-    options.setdefault("measurer", lambda device, settings: Local(device, candidates))
+    options.setdefault("measurer", lambda device, settings: LocalMeasurer(device, candidates))
     return Tuner(settings or Settings(), candidates, MemoryDatabase(records), MemoryDatabase(), **options)
 
 
@@ -135,7 +135,7 @@ def test_threads_tune_a_problem_once():
     threads = [
         threading.Thread(
             target=lambda: Tuner(
-                CREATE, [TILED], database, MemoryDatabase(), lambda device, settings: Local(device, [TILED])
+                CREATE, [TILED], database, MemoryDatabase(), lambda device, settings: LocalMeasurer(device, [TILED])
             ).choose(problem(), DEVICE)
         )
         for _ in range(4)
@@ -154,7 +154,7 @@ def test_a_search_that_is_interrupted_is_made_up_for():
         calls.append(0)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return Local(device, [TILED])
+        return LocalMeasurer(device, [TILED])
 
     one = make(CREATE, candidates=[TILED], measurer=measurer)
     with pytest.raises(KeyboardInterrupt):

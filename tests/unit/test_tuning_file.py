@@ -20,11 +20,11 @@ import pytest
 from faults.tuning_files import fault, measurement, problem, target
 from tunewright.devices.base import Target
 from tunewright.errors import InputError, SettingsError
+from tunewright.knowledge import json_file, tuning_file
+from tunewright.knowledge.key import WHERE_FIELDS, Key, Where
+from tunewright.knowledge.record import Measurement, parse, to_line
+from tunewright.knowledge.tuning_file import KEYS, TuningFile, export, hash_of
 from tunewright.search.space import Config, Space
-from tunewright.tuning import json_file, tuning_file
-from tunewright.tuning.key import WHERE_FIELDS, Key, Where
-from tunewright.tuning.record import Measurement, parse, to_line
-from tunewright.tuning.tuning_file import KEYS, TuningFile, export, hash_of
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -545,6 +545,7 @@ def test_somebody_who_never_lets_go(file: TuningFile, monkeypatch: pytest.Monkey
 
 def test_threads_lose_nothing(file: TuningFile) -> None:
     records = [measurement("Add", n) for n in range(2, 26)]
+
     def add(part: list[Measurement]) -> None:
         for m in part:
             file.extend([m])
@@ -560,8 +561,8 @@ def test_threads_lose_nothing(file: TuningFile) -> None:
 #: adds the records of a file of lines one by one, and says so each time
 EXTENDER = """
 import sys
-from tunewright.tuning.record import from_line
-from tunewright.tuning.tuning_file import TuningFile
+from tunewright.knowledge.record import from_line
+from tunewright.knowledge.tuning_file import TuningFile
 records = [from_line(line) for line in open(sys.argv[2])]
 TuningFile(sys.argv[1] + ".warm").extend(records[:1])
 print("ready", flush=True)

@@ -8,9 +8,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core
+from tunewright.knowledge import open_databases
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
-from tunewright.tuning import places, session
+from tunewright.tuning import session
 from tunewright.tuning.tuner import Origin, Tuner
 from unit.tuning_noise import Machine
 
@@ -39,7 +40,7 @@ def choice(compiled):
 
 
 def tuned(folder):
-    database = places.open_user(Settings.make({"USER_DB_PATH": str(folder)}, Settings()))
+    database = open_databases.open_user(Settings.make({"USER_DB_PATH": str(folder)}, Settings()))
     return [e for e in database.events() if e.action == "tuned"]
 
 
@@ -107,7 +108,7 @@ def test_a_model_that_runs_may_tune_a_new_shape_and_entries_can_be_deleted(tmp_p
     core = Core({"USER_DB_PATH": str(tmp_path), "TUNE_SECONDS": "0.6"})
     core.set_tuning_policy(mode="TUNING_CREATE")
     assert choice(core.compile_model(model()))[0].origin is Origin.SEARCH
-    database = places.open_user(core.settings)
+    database = open_databases.open_user(core.settings)
     assert [r for r in database if r.kind == "measurement"]
     core.set_tuning_policy(5)
     assert choice(core.compile_model(model()))[0].origin is Origin.DEFAULT

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from tunewright.devices.null import NullDevice
+from tunewright.knowledge import open_databases
+from tunewright.knowledge.database import MemoryDatabase
+from tunewright.knowledge.record import Measurement, Ratio
+from tunewright.knowledge.tuning_file import TuningFile
+from tunewright.measure.base import Regime
 from tunewright.search import Config
 from tunewright.settings import Settings
-from tunewright.tuning import evidence, places
-from tunewright.tuning.database import MemoryDatabase
+from tunewright.tuning import evidence
 from tunewright.tuning.evidence import ENOUGH, EXTENT
-from tunewright.tuning.measure import Regime
-from tunewright.tuning.record import Measurement, Ratio
 from tunewright.tuning.session import tune
 from tunewright.tuning.tuner import Tuner
-from tunewright.tuning.tuning_file import TuningFile
 from unit.tuning_noise import PROBLEM, TARGET, Fake, Machine
 
 TILES = Fake("plain", {"tile": [1, 2, 4, 8]})
@@ -118,7 +119,7 @@ def test_what_is_ignored_in_a_tuning_file_is_told_with_the_files_name(tmp_path: 
 @pytest.mark.parametrize("mode", ["SQLITE", "SHARED"])
 def test_a_folder_that_may_not_be_entered_is_no_traceback(mode: str, tmp_path: Path):
     """`kb path`, which is there to say what is the matter, died of it."""
-    database = places.open_user(Settings.make({"USER_DB_PATH": str(tmp_path / "kb"), "USER_DB_MODE": mode}))
+    database = open_databases.open_user(Settings.make({"USER_DB_PATH": str(tmp_path / "kb"), "USER_DB_MODE": mode}))
     (tmp_path / "kb").mkdir(0o000)
     is_root = os.geteuid() == 0  # to whom nothing is forbidden
     if is_root:

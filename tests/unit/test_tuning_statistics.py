@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunewright.tuning import statistics
-from tunewright.tuning.statistics import (
+from tunewright.measure import statistics
+from tunewright.measure.statistics import (
     UNKNOWN,
     Spending,
     estimate,

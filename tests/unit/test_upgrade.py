@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from tunewright import Core
 from tunewright.errors import ModelError
-from tunewright.frontend.upgrade import ADAPTERS
+from tunewright.frontend.upgrade.upgrade import ADAPTERS
 
 ort = pytest.importorskip("onnxruntime")
 
@@ -98,7 +98,12 @@ def oracle(case: Case) -> Arrays:
 
 A = f(2, 3, 4, 5)
 BINARY = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Less": np.less, "Greater": np.greater,
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Less": np.less,
+    "Greater": np.greater,
     "Pow": np.power,
 }
 
@@ -143,41 +148,93 @@ RECURRENT = {"LSTM": (12, 24), "GRU": (9, 18), "RNN": (3, 6)}
 
 CASES = [
     # limited broadcasting
-    *(Case(op, v, (np.abs(A), f(3, 4)), {"broadcast": 1, "axis": 1},
-           lambda a, b, fn=fn: fn(a, b[:, :, None]).astype(fn(a, a).dtype), note="axis")
-      for op, fn in BINARY.items() for v in (1, 6)),
+    *(
+        Case(
+            op,
+            v,
+            (np.abs(A), f(3, 4)),
+            {"broadcast": 1, "axis": 1},
+            lambda a, b, fn=fn: fn(a, b[:, :, None]).astype(fn(a, a).dtype),
+            note="axis",
+        )
+        for op, fn in BINARY.items()
+        for v in (1, 6)
+    ),
     *(Case(op, 6, (A, f(4, 5)), {"broadcast": 1}, fn, note="suffix") for op, fn in BINARY.items() if op != "Pow"),
     Case("Add", 6, (A, f(2)), {"broadcast": 1, "axis": 0}, lambda a, b: a + b[:, None, None, None], note="first"),
     Case("Add", 6, (A, f(3, 4)), {"broadcast": 1, "axis": -3}, lambda a, b: a + b[..., None], note="negative"),
     Case("Add", 6, (A, f(1)), {"broadcast": 1, "axis": 1}, np.add, note="one"),
-    Case("Add", 6, (A, f(3)), {"broadcast": 1, "axis": 1}, lambda a, b: a + b[:, None, None], constant=(1,),
-         note="const"),
+    Case(
+        "Add", 6, (A, f(3)), {"broadcast": 1, "axis": 1}, lambda a, b: a + b[:, None, None], constant=(1,), note="const"
+    ),
     Case("Add", 1, (A, A), {"consumed_inputs": [0, 0]}, np.add, note="plain"),
-    *(Case(op, 1, (flags(2, 3, 4), flags(3)), {"broadcast": 1, "axis": 1}, lambda a, b, fn=fn: fn(a, b[:, None]))
-      for op, fn in {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor}.items()),
-    Case("Equal", 1, (RNG.integers(0, 2, (2, 3, 4)), RNG.integers(0, 2, 3)), {"broadcast": 1, "axis": 1},
-         lambda a, b: a == b[:, None]),
+    *(
+        Case(op, 1, (flags(2, 3, 4), flags(3)), {"broadcast": 1, "axis": 1}, lambda a, b, fn=fn: fn(a, b[:, None]))
+        for op, fn in {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor}.items()
+    ),
+    Case(
+        "Equal",
+        1,
+        (RNG.integers(0, 2, (2, 3, 4)), RNG.integers(0, 2, 3)),
+        {"broadcast": 1, "axis": 1},
+        lambda a, b: a == b[:, None],
+    ),
     *(Case("PRelu", v, (A, f(3)), {}, lambda x, s: np.where(x < 0, x * s[:, None, None], x)) for v in (1, 6)),
     Case("PRelu", 6, (A, f(1)), {}, lambda x, s: np.where(x < 0, x * s, x), note="shared"),
-    Case("Gemm", 6, (f(2, 3), f(3, 4), f(4)), {"broadcast": 1, "alpha": 0.5},
-         lambda a, b, c: np.float32(0.5) * (a @ b) + c),
+    Case(
+        "Gemm",
+        6,
+        (f(2, 3), f(3, 4), f(4)),
+        {"broadcast": 1, "alpha": 0.5},
+        lambda a, b, c: np.float32(0.5) * (a @ b) + c,
+    ),
     # activations, casts
-    Case("Selu", 1, (A,), {"consumed_inputs": [0]},
-         lambda x: np.where(x > 0, 1.0507 * x, 1.0507 * (1.6732 * np.exp(np.minimum(x, 0)) - 1.6732)).astype("f")),
+    Case(
+        "Selu",
+        1,
+        (A,),
+        {"consumed_inputs": [0]},
+        lambda x: np.where(x > 0, 1.0507 * x, 1.0507 * (1.6732 * np.exp(np.minimum(x, 0)) - 1.6732)).astype("f"),
+    ),
     Case("Relu", 1, (A,), {"consumed_inputs": [0]}, lambda x: np.maximum(x, 0)),
     Case("Cast", 1, (A,), {"to": "INT32"}, lambda x: x.astype(np.int32)),
-    *(Case("Clip", v, (f32(-np.inf, -3, 0.5, 3, np.inf),), a)
-      for v in (6, 10) for a in ({"min": -1.0, "max": 2.0}, {})),
+    *(
+        Case("Clip", v, (f32(-np.inf, -3, 0.5, 3, np.inf),), a)
+        for v in (6, 10)
+        for a in ({"min": -1.0, "max": 2.0}, {})
+    ),
     Case("Clip", 6, (f32(-3, 1).astype(np.float16),), {"min": 0.0}, lambda x: np.maximum(x, 0), note="half"),
-    *(Case(op, v, (A,), a, note=f"axis{a.get('axis', '')}") for op in ("Softmax", "LogSoftmax", "Hardmax")
-      for v, a in (
-          (7, {}), (8, {"axis": 2}), (9, {"axis": 3}), (11, {"axis": -1}), (12, {"axis": -3}), (12, {"axis": 0}))),
+    *(
+        Case(op, v, (A,), a, note=f"axis{a.get('axis', '')}")
+        for op in ("Softmax", "LogSoftmax", "Hardmax")
+        for v, a in (
+            (7, {}),
+            (8, {"axis": 2}),
+            (9, {"axis": 3}),
+            (11, {"axis": -1}),
+            (12, {"axis": -3}),
+            (12, {"axis": 0}),
+        )
+    ),
     Case("Softmax", 1, (A,), {"axis": 2}, lambda x: soft(x, 2)),
     # reductions
-    *(Case(op, v, (np.abs(A),), a, note=f"{len(a)}")
-      for op in ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
-                 "ReduceProd", "ReduceSum", "ReduceSumSquare")
-      for v in (7, 11, 13 if op != "ReduceSum" else 12) for a in ({"axes": [1, 2], "keepdims": 0}, {})),
+    *(
+        Case(op, v, (np.abs(A),), a, note=f"{len(a)}")
+        for op in (
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceMax",
+            "ReduceMean",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceSum",
+            "ReduceSumSquare",
+        )
+        for v in (7, 11, 13 if op != "ReduceSum" else 12)
+        for a in ({"axes": [1, 2], "keepdims": 0}, {})
+    ),
     Case("DFT", 17, (f(2, 6, 4, 1),), {"axis": 2}, lambda x: dft(x, 2)),
     Case("DFT", 17, (f(2, 6, 4, 1),), {}, lambda x: dft(x, 1), note="default"),
     # shapes
@@ -186,11 +243,19 @@ CASES = [
     Case("Tile", 1, (f(2, 3), f32(3)[0:1].reshape(()), f32(1)[0:1].reshape(())), {}, tiled),
     Case("Tile", 1, (f(2, 3), f32(2), f32(0)), {}, lambda x, t, a: tiled(x, t[0], a[0]), note="vectors"),
     Case("Pad", 1, (f(2, 3),), {"paddings": [0, 1, 2, 0]}, lambda x: np.pad(x, ((0, 2), (1, 0)))),
-    Case("Pad", 2, (f(2, 3),), {"pads": [0, 1, 2, 0], "value": 1.5},
-         lambda x: np.pad(x, ((0, 2), (1, 0)), constant_values=1.5)),
+    Case(
+        "Pad",
+        2,
+        (f(2, 3),),
+        {"pads": [0, 1, 2, 0], "value": 1.5},
+        lambda x: np.pad(x, ((0, 2), (1, 0)), constant_values=1.5),
+    ),
     *(Case("Pad", 10, (f(3, 4),), {"pads": [0, 1, 2, 0], "mode": m}, note=m) for m in ("constant", "reflect", "edge")),
-    *(Case("Slice", v, (A,), a) for v in (7, 9)
-      for a in ({"starts": [1, -3], "ends": [9, -1], "axes": [1, 3]}, {"starts": [0, 1], "ends": [1, 100]})),
+    *(
+        Case("Slice", v, (A,), a)
+        for v in (7, 9)
+        for a in ({"starts": [1, -3], "ends": [9, -1], "axes": [1, 3]}, {"starts": [0, 1], "ends": [1, 100]})
+    ),
     Case("Split", 1, (f(6, 2), i64(1, 5)), {"axis": 0}, lambda x, s: (x[:1], x[1:]), outputs=2),
     *(Case("Split", v, (f(2, 6),), {"axis": 1, "split": [1, 2, 3]}, outputs=3) for v in (7, 11)),
     *(Case("Split", v, (f(6, 2),), {}, outputs=3, note="equal") for v in (7, 11, 13, 17)),
@@ -199,42 +264,95 @@ CASES = [
     *(Case("TopK", v, (f(3, 6),), {"k": 2, "axis": 1}, outputs=2) for v in (7, 9)),
     Case("TopK", 10, (f(3, 6), i64(2)), {}, outputs=2),
     Case("Scatter", 9, (f(3, 4), i64(0, 2).reshape(1, 2), f(1, 2)), {"axis": 1}),
-    Case("Upsample", 1, (f(1, 2, 2, 3),), {"height_scale": 2.0, "width_scale": 3.0},
-         lambda x: x.repeat(2, 2).repeat(3, 3)),
-    *(Case("Upsample", 7, (f(1, 2, 4, 3),), {"scales": [1.0, 1.0, 2.0, 1.5], "mode": m})
-      for m in ("nearest", "linear")),
-    *(Case("Upsample", 9, (f(1, 2, 4, 3), f32(1, 1, 2, 1.5)), {"mode": m}, constant=c, note=f"{m}{c}")
-      for m in ("nearest", "linear") for c in ((), (1,))),
-    *(Case("Resize", 10, (f(1, 1, 6, 7), f32(1, 1, *s)), {"mode": m}, constant=c, note=f"{m}{c}{s}")
-      for m in ("nearest", "linear") for c in ((), (1,)) for s in ((2, 1.5), (0.6, 0.5), (0.6, 2))),
-    *(Case("Resize", 11, (f(1, 1, 6, 7), f32(), f32(1, 1, *s)), {"mode": m, "nearest_mode": r,
-           "coordinate_transformation_mode": "tf_half_pixel_for_nn"}, constant=(1, 2), note=f"tf{r}{s}")
-      for m in ("nearest",) for r in ("floor", "round_prefer_floor") for s in ((2, 3), (0.5, 0.6))),
+    Case(
+        "Upsample",
+        1,
+        (f(1, 2, 2, 3),),
+        {"height_scale": 2.0, "width_scale": 3.0},
+        lambda x: x.repeat(2, 2).repeat(3, 3),
+    ),
+    *(
+        Case("Upsample", 7, (f(1, 2, 4, 3),), {"scales": [1.0, 1.0, 2.0, 1.5], "mode": m})
+        for m in ("nearest", "linear")
+    ),
+    *(
+        Case("Upsample", 9, (f(1, 2, 4, 3), f32(1, 1, 2, 1.5)), {"mode": m}, constant=c, note=f"{m}{c}")
+        for m in ("nearest", "linear")
+        for c in ((), (1,))
+    ),
+    *(
+        Case("Resize", 10, (f(1, 1, 6, 7), f32(1, 1, *s)), {"mode": m}, constant=c, note=f"{m}{c}{s}")
+        for m in ("nearest", "linear")
+        for c in ((), (1,))
+        for s in ((2, 1.5), (0.6, 0.5), (0.6, 2))
+    ),
+    *(
+        Case(
+            "Resize",
+            11,
+            (f(1, 1, 6, 7), f32(), f32(1, 1, *s)),
+            {"mode": m, "nearest_mode": r, "coordinate_transformation_mode": "tf_half_pixel_for_nn"},
+            constant=(1, 2),
+            note=f"tf{r}{s}",
+        )
+        for m in ("nearest",)
+        for r in ("floor", "round_prefer_floor")
+        for s in ((2, 3), (0.5, 0.6))
+    ),
     Case("Resize", 11, (f(1, 1, 4, 4), f32(), f32(), i64(1, 1, 3, 8)), {"mode": "linear"}, constant=(1, 2, 3)),
-    Case("RoiAlign", 10, (f(1, 2, 8, 8), f32(0, 0, 5, 6, 1, 2, 7, 7).reshape(2, 4), i64(0, 0)),
-         {"output_height": 3, "output_width": 2, "sampling_ratio": 2}),
-    *(Case("GridSample", 16, (f(1, 2, 4, 5), np.tanh(f(1, 3, 3, 2))), {"mode": m})
-      for m in ("bilinear", "bicubic", "nearest")),
+    Case(
+        "RoiAlign",
+        10,
+        (f(1, 2, 8, 8), f32(0, 0, 5, 6, 1, 2, 7, 7).reshape(2, 4), i64(0, 0)),
+        {"output_height": 3, "output_width": 2, "sampling_ratio": 2},
+    ),
+    *(
+        Case("GridSample", 16, (f(1, 2, 4, 5), np.tanh(f(1, 3, 3, 2))), {"mode": m})
+        for m in ("bilinear", "bicubic", "nearest")
+    ),
     # layers
     *(Case("BatchNormalization", v, (A, *STATISTICS)) for v in (7, 9, 13)),
-    *(Case("BatchNormalization", v, (A, *STATISTICS), {**a, "is_test": 1}, inferred)
-      for v, a in ((1, {"consumed_inputs": [0, 0, 0, 1, 1]}), (6, {}))),
+    *(
+        Case("BatchNormalization", v, (A, *STATISTICS), {**a, "is_test": 1}, inferred)
+        for v, a in ((1, {"consumed_inputs": [0, 0, 0, 1, 1]}), (6, {}))
+    ),
     Case("BatchNormalization", 6, (A, *PER_ACTIVATION), {"is_test": 1, "spatial": 0}, inferred, note="per-activation"),
     Case("BatchNormalization", 7, (A, *PER_ACTIVATION), {"spatial": 0}, note="per-activation"),
     *(Case("BatchNormalization", v, (A, *STATISTICS), {}, trained, outputs=5, note="training") for v in (6, 9)),
-    Case("BatchNormalization", 6, (A, *STATISTICS), {"is_test": 1},
-         lambda x, s, b, m, v: (inferred(x, s, b, m, v), m, v, m, v), outputs=5, note="testing"),
+    Case(
+        "BatchNormalization",
+        6,
+        (A, *STATISTICS),
+        {"is_test": 1},
+        lambda x, s, b, m, v: (inferred(x, s, b, m, v), m, v, m, v),
+        outputs=5,
+        note="testing",
+    ),
     *(Case("Dropout", v, (A,), {"ratio": 0.9}, lambda x: x) for v in (1, 6, 7, 10)),
     Case("Dropout", 7, (A,), {}, lambda x: (x, np.ones_like(x)), outputs=2, note="mask"),
     Case("Dropout", 10, (A,), {}, lambda x: (x, np.ones(x.shape, bool)), outputs=2, note="mask"),
     Case("GroupNormalization", 18, (f(2, 6, 3, 3), f(2), f(2)), {"num_groups": 2}, group_norm),
-    *(Case(op, 7, (f(4, 2, 5), f(1, g, 5), f(1, g, 3), f(1, b)), {"hidden_size": 3}, outputs=2)
-      for op, (g, b) in RECURRENT.items()),
-    *(Case("LpPool", v, (f(1, 2, 6, 6),), {"kernel_shape": [2, 2], "p": p, "strides": [2, 2]},
-           lambda x, p=p: (np.abs(x).reshape(1, 2, 3, 2, 3, 2) ** p).sum((3, 5)) ** np.float32(1 / p))
-      for v, p in ((1, 3.0), (2, 1))),
-    Case("GlobalLpPool", 1, (f(1, 2, 6, 6),), {"p": 2.0},
-         lambda x: np.sqrt((x**2).sum((2, 3), keepdims=True)).astype(np.float32)),
+    *(
+        Case(op, 7, (f(4, 2, 5), f(1, g, 5), f(1, g, 3), f(1, b)), {"hidden_size": 3}, outputs=2)
+        for op, (g, b) in RECURRENT.items()
+    ),
+    *(
+        Case(
+            "LpPool",
+            v,
+            (f(1, 2, 6, 6),),
+            {"kernel_shape": [2, 2], "p": p, "strides": [2, 2]},
+            lambda x, p=p: (np.abs(x).reshape(1, 2, 3, 2, 3, 2) ** p).sum((3, 5)) ** np.float32(1 / p),
+        )
+        for v, p in ((1, 3.0), (2, 1))
+    ),
+    Case(
+        "GlobalLpPool",
+        1,
+        (f(1, 2, 6, 6),),
+        {"p": 2.0},
+        lambda x: np.sqrt((x**2).sum((2, 3), keepdims=True)).astype(np.float32),
+    ),
     *(Case("MaxPool", v, (f(1, 2, 6, 7),), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER"}) for v in (7, 8, 10)),
     *(Case("AveragePool", v, (f(1, 2, 6, 7),), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}) for v in (7, 10, 11)),
     Case("ConvTranspose", 10, (f(1, 2, 3, 3), f(2, 2, 3, 3)), {"output_shape": [6, 6], "strides": [2, 2]}),
@@ -243,16 +361,23 @@ CASES = [
     Case("Scale", 1, (A,), {"scale": 2.0}, lambda x: 2 * x),
     Case("ScaledTanh", 1, (A,), {"alpha": 2.0, "beta": 0.5}, lambda x: 2 * np.tanh(x / 2)),
     Case("ParametricSoftplus", 1, (A,), {"alpha": 2.0, "beta": 0.5}, lambda x: 2 * np.log1p(np.exp(x / 2))),
-    Case("ImageScaler", 1, (A,), {"scale": 2.0, "bias": [1.0, 2.0, 3.0]},
-         lambda x: 2 * x + f32(1, 2, 3)[:, None, None]),
+    Case(
+        "ImageScaler", 1, (A,), {"scale": 2.0, "bias": [1.0, 2.0, 3.0]}, lambda x: 2 * x + f32(1, 2, 3)[:, None, None]
+    ),
     Case("Crop", 1, (A,), {"border": [1, 0, 2, 1]}, lambda x: x[:, :, :3, 1:3]),
     Case("Crop", 1, (A,), {"border": [1, 1, 0, 0], "scale": [2, 3]}, lambda x: x[:, :, 1:3, 1:4], note="size"),
     Case("DynamicSlice", 1, (A, i64(1), i64(3), i64(2)), {}, lambda x, *_: x[:, :, 1:3]),
-    Case("MeanVarianceNormalization", 8, (A,), {"across_channels": 1, "normalize_variance": 0},
-         lambda x: x - x.mean((1, 2, 3), keepdims=True)),
+    Case(
+        "MeanVarianceNormalization",
+        8,
+        (A,),
+        {"across_channels": 1, "normalize_variance": 0},
+        lambda x: x - x.mean((1, 2, 3), keepdims=True),
+    ),
     # ai.onnx.ml
-    Case("LabelEncoder", 1, (np.asarray(["b", "a", "z"], object),), {"classes_strings": ["a", "b"]},
-         domain="ai.onnx.ml"),
+    Case(
+        "LabelEncoder", 1, (np.asarray(["b", "a", "z"], object),), {"classes_strings": ["a", "b"]}, domain="ai.onnx.ml"
+    ),
     Case("LabelEncoder", 1, (i64(1, 0, 7),), {"classes_strings": ["a", "b"]}, domain="ai.onnx.ml", note="back"),
 ]
 
@@ -283,7 +408,8 @@ def test_scan_over_a_batch_with_lengths() -> None:
     )
     node = helper.make_node("Scan", ["n", "s0", "xs"], ["end", "ys"], num_scan_inputs=1, body=body)
     graph = helper.make_graph(
-        [node], "g",
+        [node],
+        "g",
         [
             helper.make_tensor_value_info("n", TensorProto.INT64, [3]),
             helper.make_tensor_value_info("s0", TensorProto.FLOAT, [3, 2]),
@@ -310,8 +436,10 @@ def _flex(inputs: dict[str, Any], shapes: bool) -> onnx.ModelProto:
     for name, factor in (("score_mod", 0.5), ("prob_mod", 3.0)):
         constant = helper.make_tensor("k", inner, [], [factor])
         bodies[name] = helper.make_graph(
-            [helper.make_node("Mul", ["s", "k"], ["t"])], name,
-            *([helper.make_tensor_value_info(n, inner, None)] for n in "st"), [constant],
+            [helper.make_node("Mul", ["s", "k"], ["t"])],
+            name,
+            *([helper.make_tensor_value_info(n, inner, None)] for n in "st"),
+            [constant],
         )
     node = helper.make_node("FlexAttention", list(inputs), ["y"], domain="ai.onnx.preview", **bodies)
     code = helper.np_dtype_to_tensor_dtype(kind)

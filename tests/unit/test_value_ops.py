@@ -97,10 +97,13 @@ def test_strings() -> None:
     assert run("StringNormalizer", days, is_case_sensitive=1, stopwords=("Mon", "tue"))[0].tolist() == [[""]]
 
 
-@pytest.mark.parametrize(("op", "attrs", "mean", "spread"), [
-    ("RandomNormal", {"mean": 3.0, "scale": 2.0, "shape": (200, 200)}, 3.0, 2.0),
-    ("RandomUniform", {"low": -1.0, "high": 3.0, "shape": (200, 200)}, 1.0, 4 / 12**0.5),
-])
+@pytest.mark.parametrize(
+    ("op", "attrs", "mean", "spread"),
+    [
+        ("RandomNormal", {"mean": 3.0, "scale": 2.0, "shape": (200, 200)}, 3.0, 2.0),
+        ("RandomUniform", {"low": -1.0, "high": 3.0, "shape": (200, 200)}, 1.0, 4 / 12**0.5),
+    ],
+)
 def test_distributions(op: str, attrs: dict[str, Any], mean: float, spread: float) -> None:
     (x,) = run(op, **attrs)
     assert x.dtype == np.float32 and infer(op, **attrs) == [TensorType.of(x)]

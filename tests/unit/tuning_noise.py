@@ -10,9 +10,9 @@ import numpy as np
 
 from tunewright.devices.base import Target
 from tunewright.ir.types import DType, TensorType
+from tunewright.measure.base import Attempt, Candidate, Measurer, Race, Regime
 from tunewright.search import Space, Status
 from tunewright.solvers.base import Problem, Solver
-from tunewright.tuning.measure import Attempt, Candidate, Measurer, Race, Regime
 
 
 @dataclass(frozen=True)

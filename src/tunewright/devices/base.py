@@ -13,11 +13,11 @@ import numpy as np
 
 from ..errors import DeviceError, InputError, SettingsError
 from ..ir.formulas import Formulas
-from ..ir.memory import LARGE, shared_pages
 from ..ir.types import DType, TensorType
+from ..ir.weight_memory import LARGE, shared_pages
 from ..settings import Settings
 from . import dlpack
-from .executable import Call, Executable, Part
+from .executable import Executable, HostCall, Part
 from .remote import RemoteTensor
 
 
@@ -219,7 +219,7 @@ class Device(ABC):
     widens: bool = False
     #: it can compile kernels; else it runs what is in the kernel cache
     compiles: bool = True
-    #: loops and branches may be part of its executables (`devices/rows.py`)
+    #: loops and branches may be part of its executables (`devices/control_rows.py`)
     runs_control: bool = False
     #: it runs plans that are made for classes of shapes
     serves_classes: bool = False
@@ -261,7 +261,7 @@ class Device(ABC):
         A device that links nothing has each kernel called by itself.
         """
         (part,) = parts
-        return Call(part)
+        return HostCall(part)
 
     def compute_formulas(self, formulas: Formulas) -> None:  # noqa: B027 (Python does it, too)
         """Have complete formulas computed by something faster than Python, where there is such."""

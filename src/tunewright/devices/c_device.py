@@ -98,7 +98,7 @@ class CDevice(Device):
         """These programs will be wanted: a device that compiles in other processes begins."""
 
     def link(self, parts: Sequence[Part]) -> Executable:
-        from .enqueued import Enqueued  # which needs this module
+        from .opencl.enqueued import Enqueued  # which needs this module
 
         return Enqueued(self, parts)
 

@@ -12,14 +12,14 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ..errors import ModelError
-from ..ir.late import is_late
+from ..ir.launch_symbols import is_late
 from ..ir.symbolic import SymInt, Whole, hint
 from ..ir.types import TensorType, Type
-from . import building
+from . import build_options
 from .base import Queue
 from .c_device import CDevice, CQueue
 from .executable import Kernel, Packing, Part
-from .native import steps
+from .native import table_format
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ConstantTable:
     """A constant that the kernel brings along. Where it consists of sizes, ``make`` computes it from these."""
 
     array: np.ndarray[Any, Any]
@@ -75,14 +75,14 @@ class Table:
         return any(isinstance(size, SymInt) for size in self.sizes)
 
     @staticmethod
-    def of(make: Callable[..., np.ndarray[Any, Any]], sizes: Sequence[Whole]) -> Table:
+    def of(make: Callable[..., np.ndarray[Any, Any]], sizes: Sequence[Whole]) -> ConstantTable:
         """What a function makes of sizes. It gets them as plain numbers, and must not depend on anything else."""
-        return Table(make(*map(hint, sizes)), tuple(sizes), make)
+        return ConstantTable(make(*map(hint, sizes)), tuple(sizes), make)
 
     @staticmethod
-    def list(sizes: Sequence[Whole]) -> Table:
+    def list(sizes: Sequence[Whole]) -> ConstantTable:
         """The sizes themselves."""
-        return dataclasses.replace(Table.of(_int32, sizes), listed=True)
+        return dataclasses.replace(ConstantTable.of(_int32, sizes), listed=True)
 
 
 def _int32(*numbers: int) -> np.ndarray[Any, Any]:
@@ -90,15 +90,15 @@ def _int32(*numbers: int) -> np.ndarray[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportArgument:
     """Where a kernel writes what is wrong with its inputs (`devices.reports`): all launches of a kernel share it."""
 
 
-Arg: TypeAlias = In | Out | Scratch | Table | Report | np.generic | SymInt
+Arg: TypeAlias = In | Out | Scratch | ConstantTable | ReportArgument | np.generic | SymInt
 
 
 @dataclass(frozen=True)
-class Call:
+class CLaunchCall:
     """One launch: an entry point, over a grid of work-items, with its arguments in order."""
 
     name: str
@@ -119,7 +119,7 @@ class Call:
         return f"{self.head}\nKERNEL {self.name}({', '.join(self.params)}) {{\n{self.body}\n}}\n"
 
     @property
-    def at_hand(self) -> Call:
+    def at_hand(self) -> CLaunchCall:
         """The launch for the shapes at hand, where it is one of a class of shapes."""
         return dataclasses.replace(self, grid=tuple(hint(g) for g in self.grid), args=tuple(map(_arg, self.args)))
 
@@ -128,7 +128,7 @@ class Call:
         raise NotImplementedError
 
 
-class Text(Call):
+class Text(CLaunchCall):
     """A launch whose ``body`` is a complete text already."""
 
     def program(self, dialect: str) -> str:
@@ -141,7 +141,7 @@ def _arg(arg: Arg) -> Arg:
     return Scratch(arg.name, hint(arg.nbytes)) if isinstance(arg, Scratch) else arg
 
 
-class Tensors(Protocol):
+class KernelTensors(Protocol):
     """What a kernel is for, as far as its device asks."""
 
     @property
@@ -161,14 +161,19 @@ class CKernel(Kernel):
     is_linkable = True
 
     def __init__(
-        self, name: str, problem: Tensors, device: CDevice, calls: Sequence[Call], packings: Mapping[int, Packing]
+        self,
+        name: str,
+        problem: KernelTensors,
+        device: CDevice,
+        calls: Sequence[CLaunchCall],
+        packings: Mapping[int, Packing],
     ) -> None:
         self.name, self.problem, self.device = name, problem, device
         self.calls = [call.at_hand for call in calls]
         #: what of its launches depends on shapes, where it is made for a class of them
         self.open = OpenCalls.of(calls)
         self.packings = packings
-        self.costs = Costs(len(calls))
+        self.costs = LaunchCosts(len(calls))
 
     def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:
         """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself.
@@ -188,7 +193,7 @@ class CKernel(Kernel):
     @cached_property
     def programs(self) -> list[Any]:
         """Compiled, at the latest when they are needed."""
-        with building.waiting():
+        with build_options.waiting():
             return [self.device.build(text) for text in self.texts]
 
     def prepare(self) -> None:
@@ -224,7 +229,7 @@ class OpenCalls:
     words: tuple[tuple[int, int, SymInt], ...]
     scratch: Mapping[str, SymInt]
     #: constants: launch, argument, what it is
-    tables: tuple[tuple[int, int, Table], ...] = ()
+    tables: tuple[tuple[int, int, ConstantTable], ...] = ()
 
     @property
     def sizes(self) -> list[Whole]:
@@ -234,19 +239,21 @@ class OpenCalls:
         return [*found, *self.scratch.values(), *(size for sizes in tables for size in sizes)]
 
     @staticmethod
-    def of(calls: Sequence[Call]) -> OpenCalls | None:
+    def of(calls: Sequence[CLaunchCall]) -> OpenCalls | None:
         """None where nothing does."""
         words: list[tuple[int, int, Any]] = []
         scratch: dict[str, Any] = {}
-        tables: list[tuple[int, int, Table]] = []
+        tables: list[tuple[int, int, ConstantTable]] = []
         for launch, call in enumerate(calls):
             x, y, _ = (*call.grid, 1, 1)[:3]
             items = math.prod(call.grid)
-            if items > steps.MOST_ITEMS:
+            if items > table_format.MOST_ITEMS:
                 raise ModelError(f"a kernel over {items:,} work-items")
             words += [(launch, at, value) for at, value in ((1, x), (2, y), (3, items))]
-            words += [(launch, steps.ROW + at, arg) for at, arg in enumerate(call.args)]
-            tables += [(launch, at, arg) for at, arg in enumerate(call.args) if isinstance(arg, Table) and arg.is_open]
+            words += [(launch, table_format.ROW + at, arg) for at, arg in enumerate(call.args)]
+            tables += [
+                (launch, at, arg) for at, arg in enumerate(call.args) if isinstance(arg, ConstantTable) and arg.is_open
+            ]
             scratch.update({arg.name: arg.nbytes for arg in call.args if isinstance(arg, Scratch)})
         found = tuple(each for each in words if isinstance(each[2], SymInt))
         sizes = {name: nbytes for name, nbytes in scratch.items() if isinstance(nbytes, SymInt)}
@@ -255,12 +262,12 @@ class OpenCalls:
 
 def _kind(arg: Any) -> Any:
     """What an argument of a launch is, but for its value."""
-    if isinstance(arg, In | Out | Report):
+    if isinstance(arg, In | Out | ReportArgument):
         return arg
-    return arg.name if isinstance(arg, Scratch) else isinstance(arg, Table)
+    return arg.name if isinstance(arg, Scratch) else isinstance(arg, ConstantTable)
 
 
-class Costs:
+class LaunchCosts:
     """What the thread pool learned of a kernel's launches, for tables that are made later: it need not learn it again.
 
     A table of steps has the least ticks that it saw for 1024 items of each (`launch_table.c`); 0: it saw none.

@@ -11,7 +11,7 @@ POWERCAP = Path("/sys/class/powercap")
 _NVML = "libnvidia-ml.so.1"
 
 
-class Meter(ABC):
+class EnergyMeter(ABC):
     """Joules that a device has used since some moment."""
 
     name: str
@@ -21,7 +21,7 @@ class Meter(ABC):
         """A number that only grows."""
 
 
-class Rapl(Meter):
+class Rapl(EnergyMeter):
     """All packages of the processor; their counters start over from time to time."""
 
     name = "RAPL"
@@ -43,7 +43,7 @@ class Rapl(Meter):
         return [int((package / "energy_uj").read_text("ascii")) for package in self._packages]
 
 
-class Nvml(Meter):
+class Nvml(EnergyMeter):
     """One NVIDIA GPU."""
 
     name = "NVML"
@@ -58,12 +58,12 @@ class Nvml(Meter):
         return found.value * 1e-3
 
 
-def meter(kind: str, number: int = 0, powercap: Path = POWERCAP) -> Meter | str:
+def meter(kind: str, number: int = 0, powercap: Path = POWERCAP) -> EnergyMeter | str:
     """What measures a kind of device (cpu, gpu), or why nothing does, in words."""
     return _nvml(number) if kind == "gpu" else _rapl(powercap)
 
 
-def _rapl(powercap: Path) -> Meter | str:
+def _rapl(powercap: Path) -> EnergyMeter | str:
     packages = sorted(p for p in powercap.glob("intel-rapl:*") if p.name.count(":") == 1)
     if not packages:
         return f"{powercap} has no counters of the processor's energy (RAPL): virtual machines rarely have them"
@@ -75,7 +75,7 @@ def _rapl(powercap: Path) -> Meter | str:
         return f"{packages[0]} cannot be read: {error}"
 
 
-def _nvml(number: int) -> Meter | str:
+def _nvml(number: int) -> EnergyMeter | str:
     try:
         library = ctypes.CDLL(_NVML)
         handle = ctypes.c_void_p()

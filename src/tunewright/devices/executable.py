@@ -22,7 +22,7 @@ from ..ir.types import DType
 
 if TYPE_CHECKING:
     from .base import Queue
-    from .rows import Block, Counter
+    from .control_rows import Block, Counter
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -110,7 +110,7 @@ class Executable(ABC):
         """Bind the parts to the memory of a request. ``memory[number]`` is a tensor at a fixed place, or None if each
         inference brings its own. ``fitted`` are the tensors whose places `Bound.fit` sets.
 
-        The sequence belongs to the caller. It may exchange arrays of the host in it later; only `Call` reads them.
+        The sequence belongs to the caller. It may exchange arrays of the host in it later; only `HostCall` reads them.
         """
 
 
@@ -182,7 +182,7 @@ class Loops(ABC):
         """Iterations of one of them in the last call."""
 
 
-class Call(Executable):
+class HostCall(Executable):
     """One kernel that is called from Python: a reference of the host, or a kernel that reads values as it runs."""
 
     def __init__(
@@ -204,7 +204,7 @@ class Call(Executable):
 class BoundCall(Bound):
     """A kernel with the arrays of a request. Results without planned memory are added to the values of the call."""
 
-    def __init__(self, call: Call, queue: Queue, memory: Sequence[Any]) -> None:
+    def __init__(self, call: HostCall, queue: Queue, memory: Sequence[Any]) -> None:
         self._call, self._part, self._queue, self._memory = call, call.parts[0], queue, memory
 
     def invoke(self, values: MutableMapping[int, Any]) -> None:

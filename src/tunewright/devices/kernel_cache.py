@@ -50,7 +50,7 @@ _log = logging.getLogger("tunewright")
 
 
 @dataclass
-class Counters:
+class CacheCounters:
     """What happened in this process."""
 
     hits: int = 0
@@ -63,12 +63,12 @@ class Counters:
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
-    def __sub__(self, earlier: Counters) -> Counters:
-        return Counters(**{name: count - getattr(earlier, name) for name, count in self.as_dict().items()})
+    def __sub__(self, earlier: CacheCounters) -> CacheCounters:
+        return CacheCounters(**{name: count - getattr(earlier, name) for name, count in self.as_dict().items()})
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """What a listing tells of an entry."""
 
     path: Path
@@ -85,7 +85,7 @@ class KernelCache:
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
-        self.counters = Counters()
+        self.counters = CacheCounters()
         self._lock = threading.Lock()
         self._secret: bytes | None = None
         self._off = False
@@ -105,7 +105,7 @@ class KernelCache:
             cache.limit_bytes = settings.cache_bytes
             return cache
 
-    def counted(self) -> Counters:
+    def counted(self) -> CacheCounters:
         """The counters as they are now."""
         with self._lock:
             return replace(self.counters)
@@ -150,15 +150,15 @@ class KernelCache:
         self._count("rejected")
         self._remove(self._path(key_text(key)))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """What is in the folder, the least recently used first."""
         found = []
         for path, nbytes, used in self._scan():
             if path.suffix == SUFFIX:
-                found.append(Entry(path, nbytes, used, _label(path)))
+                found.append(CacheEntry(path, nbytes, used, _label(path)))
         return found
 
-    def clear(self, wanted: Callable[[Entry], bool] = lambda entry: True) -> list[Entry]:
+    def clear(self, wanted: Callable[[CacheEntry], bool] = lambda entry: True) -> list[CacheEntry]:
         """Remove entries; those that are gone."""
         gone = [entry for entry in self.entries() if wanted(entry) and self._remove(entry.path)]
         self._sweep()

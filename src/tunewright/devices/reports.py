@@ -15,10 +15,10 @@ import numpy as np
 
 from ..errors import ExecutionError
 from ..ir.types import DType, TensorType
-from ..ops.faults import Fault, describe
+from ..ops.input_errors import ReportedFault, describe
 from .base import Device, Queue
 
-#: 64-bit words of a record: a `Fault`, the value, the limit
+#: 64-bit words of a record: a `ReportedFault`, the value, the limit
 WORDS = 3
 #: records that a queue asks its device for at a time
 MANY = 64
@@ -44,7 +44,7 @@ class KernelError(ExecutionError):
 
 def _error(record: Array, subject: Any) -> KernelError:
     fault, value, limit = record.tolist()
-    return KernelError(describe(Fault(fault), value, limit), subject=subject)
+    return KernelError(describe(ReportedFault(fault), value, limit), subject=subject)
 
 
 class Reports:
@@ -75,7 +75,7 @@ class Reports:
             raise error
 
 
-class Record:
+class ReportRecord:
     """One record of a queue, as long as its owner lives."""
 
     __slots__ = ("memory", "place")
@@ -98,7 +98,7 @@ class QueueReports:
         #: places that kernels may have written to, and what was being launched
         self.watched: dict[tuple[int, int], Any] = {}
 
-    def take(self, owner: Any, device: Device) -> Record:
+    def take(self, owner: Any, device: Device) -> ReportRecord:
         """A record for the launches of ``owner``."""
         if not self._free:
             block = device.view(device.alloc(_RECORDS.nbytes), 0, _RECORDS)
@@ -109,8 +109,8 @@ class QueueReports:
         weakref.finalize(owner, self._left.append, place).atexit = False
         held, number = self._blocks[place[0]], place[1]
         if isinstance(held, np.ndarray):
-            return Record(place, held[number])
-        return Record(place, device.view(held, number * _RECORD.nbytes, _RECORD))
+            return ReportRecord(place, held[number])
+        return ReportRecord(place, device.view(held, number * _RECORD.nbytes, _RECORD))
 
     def _clear(self, block: Any) -> None:
         queue = self._queue()

@@ -15,13 +15,13 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.text import format_epilogue
+from ..ir.graph_text import format_epilogue
 from ..ir.types import TensorType, Type
-from ..ops.attention import NAN_ROWS
-from ..ops.fused import REORDER
-from ..ops.half_weights import PRODUCTS, is_half_of
+from ..ops.internal.half_weights import PRODUCTS, is_half_of
+from ..ops.internal.reorder import REORDER
+from ..ops.internal.strided_attention import MULTI_HEAD, OWN, STRIDED, Place, main_attrs, separate
+from ..ops.onnx.attention import NAN_ROWS
 from ..ops.standard import is_complete, make_attribute, split_name, type_to_proto
-from ..ops.strided import MULTI_HEAD, OWN, STRIDED, Place, main_attrs, separate
 
 DOMAIN = "tunewright"
 #: texts to show at a node, by key

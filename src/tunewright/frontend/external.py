@@ -16,13 +16,13 @@ import numpy as np
 
 from ..errors import LimitError, ModelError
 from ..settings import Settings
-from . import wire
+from . import weight_reader
 
 #: parts of a file up to this size are copied; larger ones stay mapped
 COPY_BYTES = 1 << 20
 
 
-def read_file(path: Path, settings: Settings) -> wire.Parts:
+def read_file(path: Path, settings: Settings) -> weight_reader.SplitModel:
     """Read a model file. Raises ModelError if it cannot be read, and LimitError if it is too large."""
     try:
         descriptor = os.open(
@@ -33,7 +33,7 @@ def read_file(path: Path, settings: Settings) -> wire.Parts:
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError("is not a file", where=str(path))
             check_file_size(status.st_size, str(path), settings)
-            return wire.read(file, status.st_size)
+            return weight_reader.read(file, status.st_size)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)) from None
 

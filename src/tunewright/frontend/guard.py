@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ..errors import LimitError, ModelError
 from ..settings import Settings
-from .messages import onnx
+from .protobuf_messages import onnx
 from .tensors import declared_bytes
 
 #: domain, name, overload

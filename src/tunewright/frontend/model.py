@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import InputError
 from ..ir.graph import Graph
 from ..ir.types import Shape, TensorType, Type, signature
-from .pictures import Preprocess, preprocessed
+from .preprocess_inputs import Preprocess, preprocessed
 from .stateful import AUTO, checked_states, find_states
 
 

@@ -20,21 +20,21 @@ from ..ir.types import OptionalType, SequenceType, TensorType
 from ..ops.infer import MISTAKES
 from ..ops.standard import type_from_proto
 from ..settings import Settings
-from . import guard, schema, tensors, wire
+from . import guard, schema, tensors, weight_reader
 from .external import ExternalFiles, check_file_size, read_file
 from .guard import call_key, domain_of, function_key, kind_of
-from .messages import onnx
 from .model import Model
-from .nodes import Attributes, ordered, resolve, without
-from .upgrade import upgrade
-from .upgrade_base import Call
+from .node_protos import Attributes, ordered, resolve, without
+from .protobuf_messages import onnx
+from .upgrade.base import OperatorCall
+from .upgrade.upgrade import upgrade
 
 
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, settings: Settings) -> Model:
     """Load a model from a file, from bytes, or from a ModelProto. Raises ModelError for an illegal model."""
     folder: Path | None = None
     where = "model"
-    parts = wire.Parts(b"", {})
+    parts = weight_reader.SplitModel(b"", {})
     if isinstance(source, onnx.ModelProto):
         proto = source
     elif isinstance(source, (bytes, bytearray, memoryview)):
@@ -123,7 +123,7 @@ class _Converter:
         model: onnx.ModelProto,
         files: ExternalFiles,
         settings: Settings,
-        large: Mapping[int, tuple[onnx.TensorProto, wire.Bytes]],
+        large: Mapping[int, tuple[onnx.TensorProto, weight_reader.Bytes]],
     ) -> None:
         self.model, self.files, self.settings = model, files, settings
         #: tensors whose raw_data was read separately, by identity
@@ -269,7 +269,7 @@ class _Converter:
             schema.check_bodies(node.op_type, len(inputs), len(node.output), attrs, sizes, where)
         captures = _close(bodies, scope, where)
         op = f"{domain}::{node.op_type}" if domain else node.op_type
-        call = Call(
+        call = OperatorCall(
             op,
             [*inputs, *captures],
             attrs,

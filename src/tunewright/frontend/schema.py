@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LimitError, ModelError
-from . import messages
+from . import protobuf_messages
 
 #: upper limits of attributes that control loop counts in onnx's reference, whatever the size of the inputs
 MOST = {
@@ -143,7 +143,7 @@ def check_node(
 
 def _kind(kind: int) -> str:
     try:
-        return str(messages.onnx.AttributeProto.AttributeType.Name(kind))
+        return str(protobuf_messages.onnx.AttributeProto.AttributeType.Name(kind))
     except ValueError:
         return f"of unknown type {kind}"
 

@@ -11,7 +11,7 @@ from ..errors import LimitError, ModelError
 from ..ir.types import MAX_RANK, DType
 from ..settings import Settings
 from .external import ExternalFiles
-from .messages import onnx
+from .protobuf_messages import onnx
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

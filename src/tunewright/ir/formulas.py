@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from .late import is_late
-from .symbolic import Guards, SymInt, Trace, Whole
+from .launch_symbols import is_late
+from .symbolic import Guards, ShapeTrace, SymInt, Whole
 
 #: what makes a value of two others
 Function: TypeAlias = Callable[[int, int], int]
@@ -53,7 +53,7 @@ class Formulas:
     #: computes them in another language; OverflowError where its numbers are too small for some value
     compiled: Callable[[Sequence[int]], Computed | None] | None = None
 
-    def __init__(self, trace: Trace, wanted: Sequence[Whole], scopes: Sequence[Guards] = ()) -> None:
+    def __init__(self, trace: ShapeTrace, wanted: Sequence[Whole], scopes: Sequence[Guards] = ()) -> None:
         trace.is_open = False
         self.trace = trace
         #: (function, place of left operand, place of right operand): each makes the next value

@@ -240,9 +240,17 @@ class Graph:
     ) -> Node:
         """Add a node that applies the operation of ``node``, which may be of another graph, to ``inputs``."""
         return self.add(
-            node.op, inputs, node.attrs, outputs=[v.name for v in node.outputs], types=types, name=name or node.name,
-            origin=node.origin, bodies={k: body.clone() for k, body in node.bodies.items()}, captures=node.captures,
-            epilogue=node.epilogue, operands=node.operands,
+            node.op,
+            inputs,
+            node.attrs,
+            outputs=[v.name for v in node.outputs],
+            types=types,
+            name=name or node.name,
+            origin=node.origin,
+            bodies={k: body.clone() for k, body in node.bodies.items()},
+            captures=node.captures,
+            epilogue=node.epilogue,
+            operands=node.operands,
         )
 
     @contextmanager
@@ -353,6 +361,6 @@ class Graph:
         return copy
 
     def __str__(self) -> str:
-        from .text import to_text
+        from .graph_text import to_text
 
         return to_text(self)

@@ -1,7 +1,7 @@
 """Symbolic integers: sizes that stand for whole classes of shapes.
 
-A `Trace` runs the planner once, with `SymInt` where input dimensions are open. A `SymInt` computes like a number and
-carries an expression and a hint, its value for the shapes that are at hand:
+A `ShapeTrace` runs the planner once, with `SymInt` where input dimensions are open. A `SymInt` computes like a number
+and carries an expression and a hint, its value for the shapes that are at hand:
 
 - arithmetic (+ - * // %) makes new expressions, equal ones are one object;
 - a comparison answers for the hint and records a *guard*: what the trace made holds where the guard holds;
@@ -44,7 +44,7 @@ class SymInt:
 
     __slots__ = ("_terms", "_trace", "hint", "least", "most", "number")
 
-    def __init__(self, trace: Trace, terms: _Terms, number: int) -> None:
+    def __init__(self, trace: ShapeTrace, terms: _Terms, number: int) -> None:
         self._trace, self._terms, self.number = trace, terms, number
         self.hint = sum(c * math.prod(trace.atoms[k].hint for k in factors) for factors, c in terms)
         #: bounds, whatever the sizes are
@@ -178,7 +178,7 @@ class SymInt:
 
     @property
     def spare(self) -> SymInt | None:
-        """See `Trace.spare`."""
+        """See `ShapeTrace.spare`."""
         return self._trace.spare
 
     @property
@@ -205,14 +205,14 @@ class _Atom:
         self.name, self.hint, self.least, self.most, self.parts = name, hint, least, most, parts
 
 
-class Trace:
+class ShapeTrace:
     """Symbols, the expressions over them, and the guards under which decisions were taken."""
 
     _serials = 0
 
     def __init__(self) -> None:
-        Trace._serials += 1
-        self.serial = Trace._serials
+        ShapeTrace._serials += 1
+        self.serial = ShapeTrace._serials
         self.atoms: list[_Atom] = []
         self.symbols = 0
         self._known: dict[_Terms, SymInt] = {}
@@ -244,7 +244,7 @@ class Trace:
         return self._atom(_Atom(name, hint, LEAST, MOST))
 
     def late(self, name: str, hint: int, least: int, most: float = MOST) -> SymInt:
-        """A number that a launch finds out by itself (`ir/late.py`)."""
+        """A number that a launch finds out by itself (`ir/launch_symbols.py`)."""
         assert least <= hint <= most
         self.late_symbols.add(len(self.atoms))
         return self._atom(_Atom(name, hint, least, most))
@@ -559,5 +559,5 @@ def common_divisor(a: Any, b: Any) -> Any:
     return math.gcd(a, b) if trace is None else trace.common(a, b)
 
 
-def _trace_of(*numbers: Any) -> Trace | None:
+def _trace_of(*numbers: Any) -> ShapeTrace | None:
     return next((number._trace for number in numbers if isinstance(number, SymInt)), None)

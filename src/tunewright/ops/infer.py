@@ -26,7 +26,7 @@ MISTAKES = (ValueError, KeyError, IndexError, TypeError, AttributeError, Arithme
 FEW = 4096
 #: what they make of weights is not much larger: it is made once, whatever its size
 MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"})
-#: they read weights by rows or by columns (`passes.weights`)
+#: they read weights by rows or by columns (`passes.placement.weights`)
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
@@ -255,6 +255,7 @@ def _check_size(node: Node, type: TensorType, max_bytes: int) -> None:
         raise LimitError(f"makes a tensor of {len(type.dims)} dimensions", where=f"node {node.name!r} ({node.op})")
     if max_bytes and type.nbytes > max_bytes:
         raise LimitError(
-            f"makes {type}, {type.nbytes:,} bytes", where=f"node {node.name!r} ({node.op})",
+            f"makes {type}, {type.nbytes:,} bytes",
+            where=f"node {node.name!r} ({node.op})",
             hint=f"the limit is MAX_TENSOR_BYTES = {max_bytes:,}",
         )

@@ -121,7 +121,8 @@ def _evaluator(recipe: _Recipe) -> Any:
     node = make_node(recipe.op, [t is not False for t in recipe.types], recipe.attrs, recipe.n)
     inputs = [
         # Definitions that are functions of the element types need to be told these.
-        onnx.helper.make_tensor_value_info(f"i{k}", t.onnx_code, None) if isinstance(t, DType)
+        onnx.helper.make_tensor_value_info(f"i{k}", t.onnx_code, None)
+        if isinstance(t, DType)
         else onnx.helper.make_empty_tensor_value_info(f"i{k}")
         for k, t in enumerate(recipe.types)
         if t is not False

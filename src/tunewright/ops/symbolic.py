@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.late import is_late
+from ..ir.launch_symbols import is_late
 from ..ir.symbolic import SymArray, SymInt, greater, lesser, sym_array
 from ..ir.types import DType, TensorType
 from . import lookup, shapes

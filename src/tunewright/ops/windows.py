@@ -12,7 +12,7 @@ import numpy as np
 from ..ir.symbolic import WHOLE
 from ..ir.types import Dim
 from .base import Array, Attrs
-from .slicing import pad
+from .onnx.tensors.slicing import pad
 
 #: Padding beyond this is a broken or hostile model: it would cost memory and time out of all proportion.
 MOST_PADDING = 1 << 16

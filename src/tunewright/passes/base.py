@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol, TypeAlias
 from weakref import ReferenceType
 
 from ..ir.graph import Fused, Graph, Node, Value
-from ..ir.text import to_dot, to_text
+from ..ir.graph_text import to_dot, to_text
 from ..ir.types import DType, Layout, TensorType
 from ..ir.verify import verify
 from ..ops.base import Array
@@ -49,7 +49,7 @@ def any_layout(node: Node, layout: Layout, inputs: Sequence[int]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Way:
+class LayoutChoice:
     """One way to run a node: the layouts of its first input and of its results, and its time."""
 
     first: Layout
@@ -69,7 +69,7 @@ class Layouts(Protocol):
 
     def ways(
         self, node: Node, preferred: tuple[Layout, Layout] | None, layout: Layout, data: Sequence[int]
-    ) -> Sequence[Way]:
+    ) -> Sequence[LayoutChoice]:
         """Every way to run a plain node with its ``data`` (inputs by number) and its results in either layout."""
         ...
 
@@ -83,7 +83,7 @@ class Layouts(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One decision of a rule: its node, and why the rule was not applied (``reason`` is empty if it was)."""
 
     rule: str
@@ -101,16 +101,16 @@ class Log:
 
     MOST: ClassVar[int] = 100_000
 
-    entries: list[Entry] = field(default_factory=list)
-    _seen: set[Entry] = field(default_factory=set, repr=False)
+    entries: list[LogEntry] = field(default_factory=list)
+    _seen: set[LogEntry] = field(default_factory=set, repr=False)
 
     def applied(self, rule: str, node: Node) -> None:
-        self._add(Entry(rule, node.name))
+        self._add(LogEntry(rule, node.name))
 
     def refused(self, rule: str, node: Node, reason: str) -> None:
-        self._add(Entry(rule, node.name, reason))
+        self._add(LogEntry(rule, node.name, reason))
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: LogEntry) -> None:
         # A rule meets the same node again in later rounds and for every new shape; one entry suffices.
         if entry not in self._seen and len(self.entries) < self.MOST:
             self._seen.add(entry)
@@ -185,14 +185,14 @@ class Pass(Protocol):
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatedPasses:
     """Passes that depend on each other: they run in order, repeatedly, until none changes anything."""
 
     passes: tuple[Pass, ...]
     rounds: int = 10
 
 
-def run_passes(graph: Graph, passes: Iterable[Pass | Repeat], context: Context) -> bool:
+def run_passes(graph: Graph, passes: Iterable[Pass | RepeatedPasses], context: Context) -> bool:
     """Run passes in order over a graph and its bodies, innermost first; True when one of them changed something."""
     return _Runner(graph, context).run(passes)
 
@@ -209,10 +209,10 @@ class _Runner:
         self.done: dict[int, int] = {}  # pass -> changes at the end of its last run
         self.context.draw(graph, "given")
 
-    def run(self, passes: Iterable[Pass | Repeat]) -> bool:
+    def run(self, passes: Iterable[Pass | RepeatedPasses]) -> bool:
         before = self.changes
         for one in passes:
-            if isinstance(one, Repeat):
+            if isinstance(one, RepeatedPasses):
                 for _ in range(one.rounds):
                     if not self.run(one.passes):
                         break

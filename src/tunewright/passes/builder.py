@@ -8,13 +8,13 @@ from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import sym_array
 from ..ops import lookup
 from ..ops.infer import infer_node
-from . import facts
+from . import value_facts
 
 #: [batch, rows, heads, elements] -> [batch, heads, rows, elements], and back
 _TURN = [0, 2, 1, 3]
 
 
-class Builder:
+class NodeBuilder:
     """Adds typed nodes in place of one node."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -35,7 +35,7 @@ class Builder:
 
     def heads(self, x: Value, count: int) -> Value:
         """[batch, rows, heads * elements] as [batch, heads, rows, elements], which a tensor of rank 4 is already."""
-        if facts.rank(x) == 4:
+        if value_facts.rank(x) == 4:
             return x
         return self.add("Transpose", self.add("Reshape", x, self.ints(0, 0, count, -1)), perm=_TURN)
 

@@ -49,8 +49,14 @@ class Op:
     output: int | None
 
     def __init__(
-        self, op: str | Iterable[str], *args: Pattern, name: str = "", where: Callable[[Node], bool] | None = None,
-        rest: bool = False, shared: bool = False, output: int | None = 0,
+        self,
+        op: str | Iterable[str],
+        *args: Pattern,
+        name: str = "",
+        where: Callable[[Node], bool] | None = None,
+        rest: bool = False,
+        shared: bool = False,
+        output: int | None = 0,
     ) -> None:
         ops = frozenset(op.split("|") if isinstance(op, str) else op)
         vars(self).update(ops=ops, args=args, name=name, where=where, rest=rest, shared=shared, output=output)
@@ -114,7 +120,12 @@ def _numbered(pattern: Pattern, suffix: str, common: tuple[str, ...]) -> Pattern
         return replace(pattern, name=name)
     args = (_numbered(p, suffix, common) for p in pattern.args)
     return Op(
-        pattern.ops, *args, name=name, where=pattern.where, rest=pattern.rest, shared=pattern.shared,
+        pattern.ops,
+        *args,
+        name=name,
+        where=pattern.where,
+        rest=pattern.rest,
+        shared=pattern.shared,
         output=pattern.output,
     )
 
@@ -300,7 +311,8 @@ class RewritePass:
                 applied += 1
                 if applied > most:
                     raise TunewrightError(
-                        f"rule {rule.name} and others undo each other", where=f"node {node.name!r} ({node.op})",
+                        f"rule {rule.name} and others undo each other",
+                        where=f"node {node.name!r} ({node.op})",
                         hint=f"this is a defect of {self.name}; DISABLED_PASSES={rule.name} works around it",
                     )
                 readers = dict.fromkeys(n for n, _ in islice(node.output.uses, 16))

@@ -11,53 +11,44 @@ from functools import cache
 
 from ..errors import SettingsError
 from ..settings import Settings
-from . import (
-    attention,
-    fuse_linear,
-    grouping,
-    identities,
-    openvino,
-    recognise,
-    recurrent,
-    rotary,
-    shape_values,
-    shuffle,
-    tables,
-    views,
-)
-from .attention_structure import RecogniseAttention
-from .base import Pass, Repeat
-from .collected import CollectedRows
-from .control import InlineBranches, SinkConstants, TypeCaptures, UnchangedStates, UnrollLoops
-from .conv_pair import ConvPairs
-from .counted import CountedLoops
-from .early_strides import EarlyStrides
-from .einsum import LowerEinsum
-from .excite import SqueezeExcite
-from .fuse import Fuse
-from .grow_states import GrowStates
-from .hoist import HoistInvariants
-from .layout import AssignLayouts
-from .past_keys import PastKeys
+from .attention import attention, rotary
+from .attention.attention_structure import RecogniseAttention
+from .attention.grow_states import GrowStates
+from .attention.past_keys import PastKeys
+from .attention.rotary import RecogniseRotary
+from .attention.strided import StrideAttention
+from .base import Pass, RepeatedPasses
+from .cleanup import identities, shape_values
+from .cleanup.simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
+from .control.collected_outputs import CollectedRows
+from .control.control import InlineBranches, SinkConstants, TypeCaptures, UnchangedStates, UnrollLoops
+from .control.hoist import HoistInvariants
+from .control.recurrent_loops import RecurrentLoops
+from .control.scan_axes import ScanAxes
+from .control.trip_counts import CountedLoops
+from .fusion import fuse_linear
+from .fusion.conv_pair import ConvPairs
+from .fusion.early_strides import EarlyStrides
+from .fusion.fuse import Fuse
+from .fusion.pieces import PiecesPass
+from .fusion.pixels import PixelsPass
+from .fusion.spread_norm import SpreadNorm
 from .pattern import RewritePass
-from .pieces import Pieces
-from .pixels import Pixels
-from .precision import Narrow
-from .quantised import Quantised
-from .recurrent_loops import RecurrentLoops
-from .rotary import RecogniseRotary
-from .scan_axes import ScanAxes
-from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
-from .skip_norm import SkipNorm
-from .spread_norm import SpreadNorm
-from .strided import StrideAttention
-from .weights import TurnedWeights
-from .widen import WidenHalves
+from .placement import views
+from .placement.layout import AssignLayouts
+from .placement.precision import Narrow
+from .placement.weights import TurnedWeights
+from .placement.widen import WidenHalves
+from .recognition import grouping, openvino, recognise, recurrent, shuffle, tables
+from .recognition.einsum import LowerEinsum
+from .recognition.quantised import Quantised
+from .recognition.skip_norm import SkipNorm
+from .recognition.squeeze_excite import SqueezeExcite
 
 #: These run only when no loop can become a layer any more.
 _LAST = (HoistInvariants(), CollectedRows(), CountedLoops(), ScanAxes(), UnrollLoops())
 
-CLEAN_UP = Repeat(
+CLEAN_UP = RepeatedPasses(
     (
         UnchangedStates(),
         SinkConstants(),
@@ -74,9 +65,9 @@ CLEAN_UP = Repeat(
     )
 )
 #: A loop must be clean and whole to be recognised.
-CLEAN_LOOPS = Repeat(tuple(one for one in CLEAN_UP.passes if one not in _LAST))
+CLEAN_LOOPS = RepeatedPasses(tuple(one for one in CLEAN_UP.passes if one not in _LAST))
 
-NEUTRAL: tuple[Pass | Repeat, ...] = (
+NEUTRAL: tuple[Pass | RepeatedPasses, ...] = (
     UnknownOps(),
     DeadCode(),
     CLEAN_LOOPS,
@@ -94,7 +85,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     FlushDenormals(),
 )
 
-DEVICE: tuple[Pass | Repeat, ...] = (
+DEVICE: tuple[Pass | RepeatedPasses, ...] = (
     Narrow(),
     WidenHalves(),
     Quantised(),
@@ -107,9 +98,9 @@ DEVICE: tuple[Pass | Repeat, ...] = (
     StrideAttention(),
 )
 
-SPECIALISE: tuple[Pass | Repeat, ...] = (
+SPECIALISE: tuple[Pass | RepeatedPasses, ...] = (
     # Concrete shapes decide branches, and the lengths of loops.
-    Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
+    RepeatedPasses((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
     PastKeys(),
     GrowStates(),
     LowerEinsum(),
@@ -126,8 +117,8 @@ SPECIALISE: tuple[Pass | Repeat, ...] = (
     SqueezeExcite(),
     AssignLayouts(),
     ConvPairs(),
-    Pixels(),
-    Pieces(),
+    PixelsPass(),
+    PiecesPass(),
 )
 
 
@@ -136,7 +127,7 @@ def names() -> frozenset[str]:
     """Names of every pass, rule and fusion: the values of DISABLED_PASSES."""
     found = set()
     for one in (*NEUTRAL, *DEVICE, *SPECIALISE):
-        for single in one.passes if isinstance(one, Repeat) else (one,):
+        for single in one.passes if isinstance(one, RepeatedPasses) else (one,):
             parts = getattr(single, "rules", ()) or getattr(single, "fusions", ())
             found |= {single.name, *(part.name for part in parts)}
     return frozenset(found)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from ..errors import DeviceError
 from ..frontend.model import Model
-from ..runtime.compiled import CompiledModel
-from ..runtime.multi import Pool
-from ..runtime.multi_model import PoolModel
+from ..runtime.requests.compiled import CompiledModel
+from ..runtime.several.multi import DevicePool
+from ..runtime.several.multi_model import PoolModel
 from ..settings import Settings
 from .base import Plugin, Support
-from .multi import Part, parts, support, warn_of_references
-from .several import split
+from .device_strings import split
+from .multi import ConfiguredDevice, parts, support, warn_of_references
 from .single import visible
 
 LOG = logging.getLogger("tunewright")
@@ -32,16 +32,16 @@ class _Claims:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: weakref.WeakKeyDictionary[Pool, int] = weakref.WeakKeyDictionary()
+        self._pools: weakref.WeakKeyDictionary[DevicePool, int] = weakref.WeakKeyDictionary()
 
-    def add(self, pool: Pool, level: int) -> None:
+    def add(self, pool: DevicePool, level: int) -> None:
         with self._lock:
             self._pools[pool] = level
         # Attached to the pool and not to the model that holds it: the pool would otherwise still exist when this runs.
         weakref.finalize(pool, self._settle_soon).atexit = False
         self.settle()
 
-    def remove(self, pool: Pool) -> None:
+    def remove(self, pool: DevicePool) -> None:
         with self._lock:
             self._pools.pop(pool, None)
         self.settle()
@@ -80,7 +80,7 @@ class Auto(Plugin):
             LOG.info("AUTO: %s is the only device", only.name)
             return only.plugin.compile(model, only.settings, consume=consume)
         together = settings.performance_hint == "CUMULATIVE_THROUGHPUT"
-        pool = Pool("AUTO", [part.candidate(model) for part in self.parts], together)
+        pool = DevicePool("AUTO", [part.candidate(model) for part in self.parts], together)
         if together:
             warn_of_references(self.parts, "AUTO")
         else:
@@ -94,12 +94,12 @@ class Auto(Plugin):
         return PoolModel(self.name, pool, settings)
 
 
-def _all(settings: Settings) -> list[Part]:
+def _all(settings: Settings) -> list[ConfiguredDevice]:
     """Return every device that can be opened: GPUs in order, then the CPU."""
     found = []
     for name in sorted(visible(), key=lambda name: (not name.startswith("GPU"), len(name), name)):
         try:
-            found.append(Part(name, 0, settings))
+            found.append(ConfiguredDevice(name, 0, settings))
         except DeviceError as error:
             LOG.info("AUTO: %s is left out: %s", name, error)
     if not found:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..frontend.model import Model
-from ..runtime.compiled import CompiledModel
+from ..runtime.requests.compiled import CompiledModel
 from ..settings import Settings
 
 
@@ -27,7 +27,7 @@ class Support:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ServingChoice:
     """How requests of a model are served, and why."""
 
     streams: int
@@ -47,7 +47,7 @@ class Plugin(ABC):
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
         """Return, for each node by name, the solver that runs it here, or why there is none."""
 
-    def choice(self, model: Model, settings: Settings) -> Choice | None:
+    def choice(self, model: Model, settings: Settings) -> ServingChoice | None:
         """Return how requests would be served, without compiling or measuring.
 
         None if several devices serve, each in its way.

@@ -15,19 +15,19 @@ from typing import TypeVar
 from ..errors import SettingsError, TunewrightError, UnsupportedError
 from ..frontend.model import Model
 from ..ir.types import Shape, TensorType, Type
-from ..runtime.batch import BatchModel
-from ..runtime.compiled import CompiledModel
-from ..runtime.request import DeviceModel
+from ..knowledge.streams import StreamsAnswer
+from ..runtime.requests.compiled import CompiledModel
+from ..runtime.requests.request import DeviceModel
+from ..runtime.several.batch import BatchModel
 from ..settings import Settings
-from ..tuning.streams import Answer
-from . import batch_tune
-from .base import Choice, Plugin, Support
-from .batch_axis import batched, why_not
-from .batch_size import fits, measured
+from .base import Plugin, ServingChoice, Support
+from .batching import batch_tune
+from .batching.batch_axis import batched, why_not
+from .batching.batch_size import fits, measured
+from .batching.streams import ServingPoint, is_automatic, is_due, origin
+from .device_strings import parse
 from .find import single
-from .several import parse
 from .single import SingleDevice, measured_streams, of_device
-from .streams import Point, is_automatic, is_due, origin
 
 LOG = logging.getLogger("tunewright")
 
@@ -69,13 +69,13 @@ class Batch(Plugin):
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
         return self.single.query(model, settings)
 
-    def choice(self, model: Model, settings: Settings) -> Choice:
+    def choice(self, model: Model, settings: Settings) -> ServingChoice:
         why = self._why_not(model, settings)
         if why:
             return dataclasses.replace(self.single.choice(model, settings), why=f"one by one: {why}")
         answer = None if self.size else measured(model, self.single.whole, settings)
         point, told = self._point(answer, settings)
-        return Choice(point.streams, _requests(point, settings), point.batch, told)
+        return ServingChoice(point.streams, _requests(point, settings), point.batch, told)
 
     def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:
         why = self._why_not(model, settings)
@@ -154,27 +154,29 @@ class Batch(Plugin):
     def _refusal(self, why: str) -> UnsupportedError:
         return UnsupportedError(why, where=self.name, hint=f"name the device alone: {self.single.name}")
 
-    def _point(self, answer: Answer | None, settings: Settings) -> tuple[Point, str]:
+    def _point(self, answer: StreamsAnswer | None, settings: Settings) -> tuple[ServingPoint, str]:
         """Return what to compile, and why."""
         most = settings.performance_hint_num_requests
         if answer is not None and measured_streams(settings):
-            return Point(answer.streams, answer.requests, answer.batch), origin(answer)
+            return ServingPoint(answer.streams, answer.requests, answer.batch), origin(answer)
         streams = self.single.streams
         if answer is not None:  # the user chose the streams
-            return Point(streams, 0, answer.batch), f"batch {origin(answer)}"
+            return ServingPoint(streams, 0, answer.batch), f"batch {origin(answer)}"
         if self.size:
-            return Point(streams, 0, self.size), f"{self.name} is named"
+            return ServingPoint(streams, 0, self.size), f"{self.name} is named"
         size = min(SIZE, most or SIZE)
         bound = f", no more than PERFORMANCE_HINT_NUM_REQUESTS = {most}" if most and most < SIZE else ""
-        return Point(streams, 0, size), f"a batch of {size}: nothing was measured (NUM_STREAMS = AUTO does){bound}"
+        return ServingPoint(
+            streams, 0, size
+        ), f"a batch of {size}: nothing was measured (NUM_STREAMS = AUTO does){bound}"
 
 
-def _served(made: Served, point: Point, why: str) -> Served:
+def _served(made: Served, point: ServingPoint, why: str) -> Served:
     made.best_requests, made.streams_origin = point.requests, why
     return made
 
 
-def _requests(point: Point, settings: Settings) -> int:
+def _requests(point: ServingPoint, settings: Settings) -> int:
     count = point.requests or point.streams * point.batch
     return min(count, settings.performance_hint_num_requests or count)
 

@@ -11,22 +11,24 @@ from ..devices.base import Device
 from ..errors import SettingsError, UnsupportedError
 from ..frontend.model import Model
 from ..ir.graph import Graph, Node
+from ..model_tuning.layers import QUIET
 from ..passes.base import Context, run_passes
-from ..passes.simplify import DeadCode, Propagate, UnknownOps
+from ..passes.cleanup.simplify import DeadCode, Propagate, UnknownOps
 from ..passes.standard import check_disabled
-from ..runtime import hetero_dot
-from ..runtime.hetero import HeteroModel
-from ..runtime.hetero_split import Part, split
-from ..runtime.request import exclusive
-from ..runtime.streams import Streams
+from ..runtime.requests.request import exclusive
+from ..runtime.requests.streams import Streams
+from ..runtime.several import hetero_dot
+from ..runtime.several.hetero import HeteroModel
+from ..runtime.several.hetero_split import GraphPart, split
 from ..settings import Settings
 from ..tuning.tuner import Tuner, reasons
-from . import hetero_affinity, hetero_costs, hetero_place, hetero_store
 from .base import Plugin, Support
+from .device_strings import usable
 from .find import single
-from .several import usable
+from .placement import affinity, store
+from .placement import costs as hetero_costs
+from .placement import place as hetero_place
 from .single import SingleDevice
-from .tune_search import QUIET
 
 #: Settings for compiling a whole model only to examine its kernels: nothing is tuned, dumped or locked.
 LOOKING = QUIET | {
@@ -38,7 +40,7 @@ PREPARE = (UnknownOps(), DeadCode(), Propagate(keep_quantised=True), DeadCode())
 
 
 @dataclass
-class Placed:
+class PlacedModel:
     """A model with a device for each node."""
 
     graph: Graph
@@ -50,10 +52,10 @@ class Placed:
     #: nodes that no device runs, with the reasons
     unable: dict[Node, str] = field(default_factory=dict)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[GraphPart]:
         """Return one graph for each run of nodes on one device; the whole graph if there is only one device."""
         if len(set(self.labels.values())) == 1 and len(self.graph):
-            return [Part(next(iter(self.labels.values())), self.graph.nodes, self.graph)]
+            return [GraphPart(next(iter(self.labels.values())), self.graph.nodes, self.graph)]
         return split(self.graph, self.labels, self.seconds)
 
 
@@ -97,14 +99,14 @@ class Hetero(Plugin):
             name: replace(own[chosen.get(name, 0)][name], device=self.names[chosen.get(name, 0)]) for name in own[0]
         }
 
-    def place(self, model: Model, settings: Settings) -> Placed:
+    def place(self, model: Model, settings: Settings) -> PlacedModel:
         """Choose a device for each node according to HETERO_PLACEMENT. Nodes placed by hand stay there."""
-        task = Task(self, model, settings)
+        task = PlacementTask(self, model, settings)
         mode = settings.hetero_placement
         if task.fixed and len(task.fixed) == len(task.graph):
             return task.placed(dict(task.fixed), "hand")
         if mode == "AUTO":
-            stored = hetero_store.find(settings, task.key)
+            stored = store.find(settings, task.key)
             labels = task.stored(stored) if stored is not None else None
             if labels is not None:
                 return task.placed(labels, "measurement")
@@ -120,7 +122,7 @@ class Hetero(Plugin):
         check_disabled(settings)
         return self.compile_placed(model, self.place(model, settings), settings)
 
-    def compile_placed(self, model: Model, placed: Placed, settings: Settings) -> HeteroModel:
+    def compile_placed(self, model: Model, placed: PlacedModel, settings: Settings) -> HeteroModel:
         """Compile a model with this placement."""
         self.check(placed)
         tuner, nodes = Tuner(settings), [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
@@ -133,7 +135,7 @@ class Hetero(Plugin):
         told = Settings.make({"EXCLUSIVE_ASYNC_REQUESTS": self.is_exclusive}, settings)
         return HeteroModel(self.name, placed.graph, compiled, told, nodes, self._streams(), placed.origin)
 
-    def check(self, placed: Placed) -> None:
+    def check(self, placed: PlacedModel) -> None:
         """Raise if no device runs a node."""
         for node, why in placed.unable.items():
             where = f"node {node.name!r} ({node.op})"
@@ -145,7 +147,7 @@ class Hetero(Plugin):
         return Streams(max(plugin.streams for plugin in self.plugins))
 
 
-class Task:
+class PlacementTask:
     """Placement of one model: the undivided graph, the devices' answers, and the nodes placed by hand."""
 
     def __init__(self, plugin: Hetero, model: Model, settings: Settings) -> None:
@@ -154,8 +156,8 @@ class Task:
         run_passes(self.graph, PREPARE, Context(settings))
         self.affinity = dict(model.affinity)
         if settings.hetero_affinity:
-            self.affinity = hetero_affinity.read(settings.hetero_affinity, settings.max_file_bytes) | self.affinity
-        self.fixed = hetero_affinity.fixed(self.affinity, model.graph, self.graph, plugin.spellings)
+            self.affinity = affinity.read(settings.hetero_affinity, settings.max_file_bytes) | self.affinity
+        self.fixed = affinity.fixed(self.affinity, model.graph, self.graph, plugin.spellings)
         self._check_fixed()
 
     @cached_property
@@ -179,7 +181,7 @@ class Task:
 
     @cached_property
     def key(self) -> str:
-        return hetero_store.key(self.graph, self.plugin.devices, self.settings, self.affinity)
+        return store.key(self.graph, self.plugin.devices, self.settings, self.affinity)
 
     def _check_fixed(self) -> None:
         for node, device in self.fixed.items():
@@ -209,7 +211,7 @@ class Task:
             return None  # kernels for open shapes are never measured, and neither are references
         looking = Settings.make(LOOKING, self.settings)
         tuner = Tuner(looking)
-        costs: dict[str, hetero_costs.Costs] = {}
+        costs: dict[str, hetero_costs.NodeCosts] = {}
         # CPUs first: kernels of GPUs compile slowly, and one device with unknown costs ends the search
         for plugin in sorted(self.plugin.plugins, key=lambda plugin: plugin.device.target.device != "cpu"):
             found = self.known(plugin, looking, tuner)
@@ -218,7 +220,7 @@ class Task:
             costs[plugin.name] = found
         return self.cheapest([costs[name] for name in self.plugin.names])
 
-    def known(self, plugin: SingleDevice, settings: Settings, tuner: Tuner) -> hetero_costs.Costs | None:
+    def known(self, plugin: SingleDevice, settings: Settings, tuner: Tuner) -> hetero_costs.NodeCosts | None:
         """Return the known costs of a device's kernels for the whole model; None if the device cannot run it."""
         try:
             compiled = plugin.compile(bare(self.model, self.graph), settings, tuner)
@@ -226,7 +228,7 @@ class Task:
             return None
         return hetero_costs.known(self.graph, compiled)
 
-    def problem(self, costs: Sequence[hetero_costs.Costs]) -> hetero_place.Problem:
+    def problem(self, costs: Sequence[hetero_costs.NodeCosts]) -> hetero_place.PlacementProblem:
         seconds: dict[Node, Sequence[float]] = {}
         for node in self.graph.nodes:
             able = [self.fixed.get(node, d) == d and bool(said[node.name]) for d, said in enumerate(self.answers)]
@@ -239,9 +241,9 @@ class Task:
             if len({self.fixed[n] for n in group if n in self.fixed}) <= 1
         )
         transfer = hetero_costs.transfer(self.plugin.devices)
-        return hetero_place.Problem(self.graph, seconds, transfer, len(costs), list(groups))
+        return hetero_place.PlacementProblem(self.graph, seconds, transfer, len(costs), list(groups))
 
-    def cheapest(self, costs: Sequence[hetero_costs.Costs]) -> dict[Node, int]:
+    def cheapest(self, costs: Sequence[hetero_costs.NodeCosts]) -> dict[Node, int]:
         problem = self.problem(costs)
         return problem.spread(hetero_place.by_cut(problem))
 
@@ -253,13 +255,13 @@ class Task:
         }
 
     def placed(
-        self, labels: dict[Node, int], origin: str, costs: Sequence[hetero_costs.Costs] = ()
-    ) -> Placed:  # fmt: skip
+        self, labels: dict[Node, int], origin: str, costs: Sequence[hetero_costs.NodeCosts] = ()
+    ) -> PlacedModel:  # fmt: skip
         said = {node: self.answers[device][node.name] for node, device in labels.items()}
         unable = {node: reasons(support.rejected) for node, support in said.items() if not support}
         devices = self.plugin.devices
         seconds = {n: costs[d].seconds[n] if costs else hetero_costs.roughly(n, devices[d]) for n, d in labels.items()}
-        return Placed(self.graph, labels, origin, seconds, unable)
+        return PlacedModel(self.graph, labels, origin, seconds, unable)
 
 
 def bare(model: Model, graph: Graph) -> Model:

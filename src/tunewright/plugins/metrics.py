@@ -10,12 +10,12 @@ from ..devices.base import Device
 from ..devices.host import cpu_count
 from ..errors import SettingsError
 from ..ir.types import DType, Layout, TensorType
-from ..runtime.properties import Metric, described, is_setting, unknown
-from ..runtime.usage import live, usage
+from ..runtime.insight.memory_usage import live, usage
+from ..runtime.insight.properties import Metric, described, is_setting, unknown
 from ..settings import Settings, plain
 from ..solvers.base import Problem
 from ..tuning.tuner import Tuner
-from .batch_tune import MOST
+from .batching.batch_tune import MOST
 from .single import available, open_device, visible
 
 #: Requests in flight per stream: while one runs, the next is prepared.
@@ -100,7 +100,8 @@ _COMMON: dict[str, Metric[Device]] = {
     "FULL_DEVICE_NAME": Metric("str", "what the hardware calls itself", lambda d: d.target.name),
     "DEVICE_ARCHITECTURE": Metric("str", "what kernels are compiled for", lambda d: d.target.arch),
     "DEVICE_TYPE": Metric(
-        "str", "integrated, or discrete: its memory is its own",
+        "str",
+        "integrated, or discrete: its memory is its own",
         lambda d: "discrete" if d.is_discrete else "integrated",
     ),
     "OPTIMIZATION_CAPABILITIES": Metric("list", "what it has kernels for", lambda d: list(capabilities(d))),
@@ -149,7 +150,7 @@ def get(device: Device, name: str, settings: Settings, options: Mapping[str, Any
     key = plain(name)
     known = metrics(device)
     if key in WITH_MODEL and options:
-        from .batch_size import measure_batches
+        from .batching.batch_size import measure_batches
 
         found = measure_batches(device, settings, options)
         return found.largest if key == "MAX_BATCH_SIZE" else found.optimal

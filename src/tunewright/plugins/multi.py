@@ -8,20 +8,20 @@ from functools import partial
 
 from ..errors import SettingsError
 from ..frontend.model import Model
-from ..runtime.compiled import CompiledModel
-from ..runtime.multi import Candidate, Pool
-from ..runtime.multi_model import PoolModel
+from ..runtime.requests.compiled import CompiledModel
+from ..runtime.several.multi import CandidateDevice, DevicePool
+from ..runtime.several.multi_model import PoolModel
 from ..settings import Settings
 from .base import Plugin, Support
 from .batch import with_batches
+from .device_strings import parse, split, usable
 from .find import single
-from .several import parse, split, usable
 from .single import SingleDevice
 
 LOG = logging.getLogger("tunewright")
 
 
-class Part:
+class ConfiguredDevice:
     """One of several devices, with its settings."""
 
     def __init__(self, name: str, requests: int, settings: Settings) -> None:
@@ -38,9 +38,9 @@ class Part:
     def is_cpu(self) -> bool:
         return self.single.device.target.device == "cpu"
 
-    def candidate(self, model: Model) -> Candidate:
+    def candidate(self, model: Model) -> CandidateDevice:
         compile: Callable[[], CompiledModel] = partial(self.plugin.compile, model, self.settings)
-        return Candidate(self.name, self.requests, self.fixed, compile, self.single.device.broken)
+        return CandidateDevice(self.name, self.requests, self.fixed, compile, self.single.device.broken)
 
     @property
     def requests(self) -> int:
@@ -48,9 +48,11 @@ class Part:
         return getattr(self.plugin, "requests", self.single.streams)
 
 
-def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
+def parts(names: Sequence[str], settings: Settings, kind: str) -> list[ConfiguredDevice]:
     """Return the usable devices. Raises `SettingsError` or `DeviceError` if there is none, or if one is named twice."""
-    opened = usable([(name, partial(Part, name, count, settings)) for name, count in parse(names, kind)], kind)
+    opened = usable(
+        [(name, partial(ConfiguredDevice, name, count, settings)) for name, count in parse(names, kind)], kind
+    )
     found, seen = [part for _, part in opened], dict[str, str]()
     for name, part in opened:
         if part.name in seen:
@@ -59,7 +61,7 @@ def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
     return found
 
 
-def warn_of_references(found: Sequence[Part], kind: str) -> None:
+def warn_of_references(found: Sequence[ConfiguredDevice], kind: str) -> None:
     """Warn if a GPU shares requests with numpy references: they hold the GIL, and the GPU's host thread needs it."""
     slow = [part.name for part in found if part.is_cpu and part.single.device.family == "host"]
     fast = [part.name for part in found if not part.is_cpu]
@@ -68,7 +70,7 @@ def warn_of_references(found: Sequence[Part], kind: str) -> None:
                     "says why it has no kernels)", kind, slow[0], fast[0])  # fmt: skip
 
 
-def support(found: Sequence[Part], model: Model) -> dict[str, Support]:
+def support(found: Sequence[ConfiguredDevice], model: Model) -> dict[str, Support]:
     """Return the answers of the first device that runs the whole model, or of the first device if none does."""
     answers = (part.single.query(model, part.settings) for part in found)
     first = next(answers)
@@ -87,10 +89,10 @@ class Multi(Plugin):
         return support(self.parts, model)
 
     def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:
-        def others(text: str) -> list[Candidate]:
+        def others(text: str) -> list[CandidateDevice]:
             return [part.candidate(model) for part in parts(split(text), settings, "MULTI")]
 
         warn_of_references(self.parts, "MULTI")
-        pool = Pool("MULTI", [part.candidate(model) for part in self.parts], together=True)
+        pool = DevicePool("MULTI", [part.candidate(model) for part in self.parts], together=True)
         pool.compile_all()
         return PoolModel(self.name, pool, settings, others)

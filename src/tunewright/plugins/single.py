@@ -20,17 +20,17 @@ from ..ir.verify import verify
 from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
 from ..passes.standard import DEVICE, NEUTRAL, check_disabled
-from ..runtime.background import BackgroundTuning
-from ..runtime.late import LateKernel, ShapeKernel, follows_from_shapes
-from ..runtime.phases import Phases, uncollected
-from ..runtime.program import Environment
-from ..runtime.request import DeviceModel
+from ..runtime.insight.background import BackgroundTuning
+from ..runtime.plans.deferred_kernels import LateKernel, ShapeKernel, follows_from_shapes
+from ..runtime.plans.load_phases import Phases, uncollected
+from ..runtime.plans.program import Environment
+from ..runtime.requests.request import DeviceModel
 from ..settings import Settings
 from ..solvers.base import Problem, solvers
-from ..tuning.costs import LayoutCosts
+from ..tuning.layout_costs import LayoutCosts
 from ..tuning.tuner import Tuner
-from .base import Choice, Plugin, Support
-from .streams import compiled_auto, known, origin
+from .base import Plugin, ServingChoice, Support
+from .batching.streams import compiled_auto, known, origin
 
 LOG = logging.getLogger("tunewright")
 
@@ -226,15 +226,17 @@ class SingleDevice(Plugin):
             return Support(ShapeKernel.name, rejected=rejected)
         return Support(LateKernel.name if tuner.is_late(problem, self.device) else None, rejected=rejected)
 
-    def choice(self, model: Model, settings: Settings) -> Choice:
+    def choice(self, model: Model, settings: Settings) -> ServingChoice:
         answer = known(model, self.whole, settings) if measured_streams(settings) else None
         if answer is not None:
-            return Choice(answer.streams, answer.requests, 1, origin(answer))
+            return ServingChoice(answer.streams, answer.requests, 1, origin(answer))
         asked = f"NUM_STREAMS = {settings.num_streams}" if settings.num_streams > 0 else ""
         why = asked or f"PERFORMANCE_HINT = {settings.performance_hint}" + ", nothing was measured" * (
             measured_streams(settings)
         )
-        return Choice(self.streams, min(self.streams, settings.performance_hint_num_requests or self.streams), 1, why)
+        return ServingChoice(
+            self.streams, min(self.streams, settings.performance_hint_num_requests or self.streams), 1, why
+        )
 
     def compile(
         self, model: Model, settings: Settings, tuner: Tuner | None = None, *, consume: bool = False
@@ -295,7 +297,7 @@ class SingleDevice(Plugin):
 
 
 def _start_background(model: DeviceModel, **wishes: Any) -> BackgroundTuning:
-    from .background import start  # imported late, because few models are tuned this way
+    from ..model_tuning.background import start  # imported late, because few models are tuned this way
 
     return start(model, **wishes)
 
@@ -310,7 +312,7 @@ def _tuner(model: Model, settings: Settings) -> Tuner:
     """Make the tuner of a model, with the model's embedded records if settings say so."""
     tuner, text = Tuner(settings), ""
     if settings.use_embedded:
-        from ..tuning.embedded import KEY, EmbeddedDatabase
+        from ..knowledge.embedded import KEY, EmbeddedDatabase
 
         text = model.metadata.get(KEY, "")
     if text:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .base import Strategy, Trial
 from .genetic import Genetic
-from .local import Local
+from .local import LocalSearch
 from .reinforce import Reinforce
 from .space import Code, Scalar, Space
 from .surrogate import Surrogate
@@ -19,7 +19,7 @@ STALL = 32
 CREDIT, LEAD, FADE = 0.25, 1.0, 0.95
 
 
-class Auto(Strategy):
+class AutoSearch(Strategy):
     """The surrogate, with the other strategies in reserve.
 
     A fixed share for the others costs more than it gains while the model improves (measured, docs/search.md). But a
@@ -32,7 +32,7 @@ class Auto(Strategy):
     def __init__(self, space: Space, rng: np.random.Generator, seeds: Iterable[Mapping[str, Scalar]] = ()) -> None:
         seeds = list(seeds)
         super().__init__(space, rng, seeds)
-        kinds: tuple[type[Strategy], ...] = (Surrogate, Local, Genetic, Reinforce)
+        kinds: tuple[type[Strategy], ...] = (Surrogate, LocalSearch, Genetic, Reinforce)
         self._members = [kind(space, rng, seeds) for kind in kinds]
         self._credit = np.full(len(kinds), CREDIT)
         self._credit[0] += LEAD
@@ -63,4 +63,4 @@ class Auto(Strategy):
             self._credit[author] = CREDIT + FADE * (self._credit[author] - CREDIT) + improved
 
 
-STRATEGIES = (Auto,)
+STRATEGIES = (AutoSearch,)

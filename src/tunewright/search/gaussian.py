@@ -27,7 +27,7 @@ LENGTH_PRIOR = (0.5, 1.0)
 NOISE_PRIOR = (math.log(1e-2), 1.5)
 
 
-class Process:
+class GaussianProcess:
     """Predicts standardised values: `mean` and `deviation` of every candidate, given the points told so far."""
 
     def __init__(self, groups: npt.NDArray[np.int64]) -> None:
@@ -65,9 +65,7 @@ class Process:
         signal = max(float(values @ weights) / n, 1e-12)
         height = -0.5 * (n * math.log(signal) + float(np.linalg.slogdet(full)[1]))
         pull = np.outer(weights, weights) / signal - inverse
-        slope = np.append(
-            0.5 * rates * np.einsum("ijk,jk->i", gaps, pull * kernel), 0.5 * noise * np.trace(pull)
-        )
+        slope = np.append(0.5 * rates * np.einsum("ijk,jk->i", gaps, pull * kernel), 0.5 * noise * np.trace(pull))
         centre = np.append(np.full(len(rates), LENGTH_PRIOR[0]), NOISE_PRIOR[0])
         spread = np.append(np.full(len(rates), LENGTH_PRIOR[1]), NOISE_PRIOR[1])
         away = (at - centre) / spread
@@ -85,9 +83,7 @@ class Process:
         self._inverse = _inverse_factor(_kernel(self._points.T, self._points.T) + self._noise * np.eye(n))
         self._whitened = self._inverse @ values
         # covariances of points and pool, in the basis in which the points are independent
-        self._rows = _product(
-            self._inverse.astype(np.float32), _kernel(self._points.T.astype(np.float32), self._pool)
-        )
+        self._rows = _product(self._inverse.astype(np.float32), _kernel(self._points.T.astype(np.float32), self._pool))
         self.mean = np.einsum("i,ij->j", self._whitened.astype(np.float32), self._rows)
         self._variance = 1.0 - np.einsum("ij,ij->j", self._rows, self._rows)
         self._signal = max(float(self._whitened @ self._whitened) / n, 1e-12)

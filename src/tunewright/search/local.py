@@ -11,7 +11,7 @@ START = 10
 LEADERS = 6
 
 
-class Local(Strategy):
+class LocalSearch(Strategy):
     """Moves to a better neighbour as soon as it finds one, and from an exhausted neighbourhood to the next best one.
 
     It is the strongest model-free strategy in the first few dozen evaluations, and as cheap as random search.
@@ -28,4 +28,4 @@ class Local(Strategy):
         return self.safe_start()
 
 
-STRATEGIES = (Local,)
+STRATEGIES = (LocalSearch,)

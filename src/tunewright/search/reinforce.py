@@ -42,7 +42,10 @@ class Reinforce(Strategy):
     name = "reinforce"
 
     def __init__(
-        self, space: Space, rng: np.random.Generator, seeds: Iterable[Mapping[str, Scalar]] = (),
+        self,
+        space: Space,
+        rng: np.random.Generator,
+        seeds: Iterable[Mapping[str, Scalar]] = (),
         policy: Mapping[str, Any] | None = None,
     ) -> None:
         logits, states = _read(policy, space)

@@ -121,8 +121,14 @@ class Summary:
 
 
 def replay(
-    table: Table, strategy: str, *, seed: int = 0, budget: int = 200, batch: int = 1,
-    seeds: Iterable[Mapping[str, Scalar]] = (), **options: Any,
+    table: Table,
+    strategy: str,
+    *,
+    seed: int = 0,
+    budget: int = 200,
+    batch: int = 1,
+    seeds: Iterable[Mapping[str, Scalar]] = (),
+    **options: Any,
 ) -> Run:
     """Let a strategy search a table: every config that it asks is answered with the recorded trial."""
     from . import create  # a cycle: the package imports this module when it looks for strategies
@@ -171,7 +177,9 @@ def load(path: Path) -> Table:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"is damaged: {error!r}", where=str(path)) from None
     raise InputError(
-        "is not a recorded table", where=str(path), hint="give a kernel_tuner cache file or a table of Tunewright",
+        "is not a recorded table",
+        where=str(path),
+        hint="give a kernel_tuner cache file or a table of Tunewright",
     )
 
 
@@ -195,7 +203,9 @@ def _lines(header: Mapping[str, Any], rest: str) -> Iterator[Trial]:
         entry = json.loads(line)
         seconds = entry["seconds"]
         yield Trial(
-            Config(entry["config"]), Status(entry["status"]), math.inf if seconds is None else float(seconds),
+            Config(entry["config"]),
+            Status(entry["status"]),
+            math.inf if seconds is None else float(seconds),
             str(entry.get("why", "")),
         )
 

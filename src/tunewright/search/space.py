@@ -84,7 +84,8 @@ class Space:
             if not values or odd or len(set(values)) != len(values):
                 raise SettingsError(
                     "needs at least one value, and its values must be distinct, finite JSON scalars",
-                    where=f"parameter {name}", hint=f"it has {list(values)!r}",
+                    where=f"parameter {name}",
+                    hint=f"it has {list(values)!r}",
                 )
         self.names = tuple(self.params)
         self.sizes = tuple(len(values) for values in self.params.values())
@@ -194,7 +195,8 @@ class Space:
         names, allow = self.names, self.allow
         indices = product(*map(range, self.sizes))
         found = [
-            code for code, values in zip(indices, product(*self._columns), strict=True)
+            code
+            for code, values in zip(indices, product(*self._columns), strict=True)
             if allow(dict(zip(names, values, strict=True)))
         ]
         return np.array(found, dtype=np.int16).reshape(len(found), len(self.sizes))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import Strategy
-from .gaussian import Process, Singles
+from .gaussian import GaussianProcess, Singles
 from .space import Code, Codes, Floats, Scalar, Space
 
 #: Number of random configs before the model is used. Seeds replace them.
@@ -44,7 +44,7 @@ class Surrogate(Strategy):
     def __init__(self, space: Space, rng: np.random.Generator, seeds: Iterable[Mapping[str, Scalar]] = ()) -> None:
         super().__init__(space, rng, seeds)
         self._seeded = len(self._queue)
-        self._model: Process | None = None
+        self._model: GaussianProcess | None = None
         self._learn_at = 0
         self._condition = True
         self._shortlist: npt.NDArray[np.int64] = np.arange(0)
@@ -97,7 +97,7 @@ class Surrogate(Strategy):
         points = self.space.features(np.array(told, dtype=np.int16))
         values = np.array([self._scale(self.costs[code]) for code in told])
         if relearn:
-            self._model = self._model or Process(self.space.coordinate_groups)
+            self._model = self._model or GaussianProcess(self.space.coordinate_groups)
             # Learn only from trials that worked, best first: the lengths should fit the region where the search
             # continues.
             self._model.learn(points[: len(worked)], values[: len(worked)])

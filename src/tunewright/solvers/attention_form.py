@@ -13,14 +13,14 @@ from typing import Any
 from ..ir.graph import Fused
 from ..ir.symbolic import greater, lesser
 from ..ir.types import DType, TensorType
-from ..ops import strided
-from ..ops.attention import NAN_ROWS
+from ..ops.internal import strided_attention
+from ..ops.onnx.attention import NAN_ROWS
 from .base import Problem, tensor
 
 MULTI_HEAD = "com.microsoft::MultiHeadAttention"
 OPS = frozenset({"Attention", MULTI_HEAD})
-#: For kernels that read queries, keys and values where `Heads` and ``Form.sources`` say.
-ANYWHERE = OPS | {strided.STRIDED}
+#: For kernels that read queries, keys and values where `Heads` and ``AttentionForm.sources`` say.
+ANYWHERE = OPS | {strided_attention.STRIDED}
 #: more than the length of any sequence
 UNBOUNDED = 1 << 29
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
@@ -66,7 +66,7 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Form:
+class AttentionForm:
     """One attention. A query sees the keys from ``left`` positions before to ``right`` positions after its own."""
 
     batch: int
@@ -111,17 +111,17 @@ def separate(problem: Problem) -> Problem:
 
     Other problems are returned unchanged.
     """
-    if problem.op != strided.STRIDED:
+    if problem.op != strided_attention.STRIDED:
         return problem
-    attrs, more = problem.attrs, 3 - strided.count(problem.attrs)
+    attrs, more = problem.attrs, 3 - strided_attention.count(problem.attrs)
 
     def shifted(step: Fused) -> Fused:
         return Fused(step.op, tuple(i if i < 0 else i + more for i in step.args), step.attrs)
 
     types: list[TensorType | None] = [t if isinstance(t, TensorType) else None for t in problem.inputs]
-    parts = strided.separate(types, attrs, strided.part_type(str(attrs["main"])))
+    parts = strided_attention.separate(types, attrs, strided_attention.part_type(str(attrs["main"])))
     return Problem(
-        str(attrs["main"]), tuple(parts), problem.outputs, strided.main_attrs(attrs),
+        str(attrs["main"]), tuple(parts), problem.outputs, strided_attention.main_attrs(attrs),
         tuple(shifted(s) for s in problem.epilogue), problem.operands,
         (*(problem.constant[int(i)] for i in attrs["sources"]), *problem.constant[3 - more :]),
         tuple((i + more, value) for i, value in problem.values),
@@ -130,7 +130,7 @@ def separate(problem: Problem) -> Problem:
 
 def why_not(problem: Problem) -> str | None:
     """None when `form` can describe the problem, else the reason. Types may be open."""
-    if problem.op == strided.STRIDED and int(problem.attrs["order"][-1]) != 3:
+    if problem.op == strided_attention.STRIDED and int(problem.attrs["order"][-1]) != 3:
         return "the elements of a value do not lie side by side in the result"
     problem = separate(problem)
     q, k, v = (problem.input(i) for i in range(3))
@@ -172,9 +172,9 @@ def _multi_head_why_not(problem: Problem) -> str | None:
     return "takes queries, keys and values of rank 3" if ranks - {3} else None
 
 
-def form(problem: Problem) -> Form:
+def form(problem: Problem) -> AttentionForm:
     """The form of a static problem that `why_not` accepts."""
-    if problem.op == strided.STRIDED:
+    if problem.op == strided_attention.STRIDED:
         return _strided_form(problem)
     attrs: Mapping[str, Any] = problem.attrs
     q, k, v = (tensor(problem.inputs[i]) for i in range(3))
@@ -194,7 +194,7 @@ def form(problem: Problem) -> Form:
     y = Heads(queries * heads * width, width, heads * width)
     if len(q.dims) == 4:
         y = Heads(heads * queries * width, queries * width, width)
-    return Form(
+    return AttentionForm(
         q.dims[0], heads, groups, queries, past, keys, size, width,
         Heads.of(q, heads), Heads.of(k, groups), Heads.of(v, groups), y,
         scale=float(attrs.get("scale") or 1 / math.sqrt(greater(size, 1))),
@@ -208,14 +208,14 @@ def form(problem: Problem) -> Form:
     )  # fmt: skip
 
 
-def _strided_form(problem: Problem) -> Form:
+def _strided_form(problem: Problem) -> AttentionForm:
     """The form of the main operation, with the strides and inputs of the tensors that contain its parts."""
     plain, attrs = form(separate(problem)), problem.attrs
-    less = 3 - strided.count(attrs)
-    q, k, v = (Heads(steps[0], steps[1], steps[2], start) for _, start, steps in strided.places(attrs))
+    less = 3 - strided_attention.count(attrs)
+    q, k, v = (Heads(steps[0], steps[1], steps[2], start) for _, start, steps in strided_attention.places(attrs))
     first, second, third = (int(i) for i in attrs["sources"])
     steps, step = [0] * 4, 1
-    for axis, size in zip(reversed(attrs["order"]), reversed(strided.result_shape(attrs)), strict=True):
+    for axis, size in zip(reversed(attrs["order"]), reversed(strided_attention.result_shape(attrs)), strict=True):
         steps[int(axis)], step = step, step * size
     return replace(
         plain, q=q, k=k, v=v, y=Heads(steps[0], steps[1], steps[2]), sources=(first, second, third),

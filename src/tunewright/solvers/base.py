@@ -17,8 +17,8 @@ from ..devices.base import Device, Target
 from ..devices.executable import Kernel as Kernel
 from ..devices.executable import Packing as Packing
 from ..ir.graph import Fused, Node, Value
+from ..ir.graph_text import format_attrs
 from ..ir.symbolic import SymArray, SymInt, at_hand, hint
-from ..ir.text import format_attrs
 from ..ir.types import DType, Layout, TensorType, Type
 from ..search.space import Space
 

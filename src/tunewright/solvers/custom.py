@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..devices import building
+from ..devices import build_options
 from ..devices.base import Device, Target
 from ..devices.c_device import CDevice
 from ..devices.c_kernel import CKernel, In, Out, Text
@@ -49,7 +49,7 @@ _AXES = {4: "BFYX", 5: "BFZYX"}
 
 
 @dataclass(frozen=True)
-class Layer:
+class CustomLayer:
     """The description of one operation in a file."""
 
     name: str
@@ -66,11 +66,11 @@ class Layer:
     over: tuple[bool, int]
 
 
-def read(files: str) -> dict[str, Layer]:
+def read(files: str) -> dict[str, CustomLayer]:
     """The layers of CONFIG_FILE by operation. Raises SettingsError where a file cannot be used."""
     from xml.etree import ElementTree
 
-    found: dict[str, Layer] = {}
+    found: dict[str, CustomLayer] = {}
     for name in shlex.split(files):
         path = Path(name)
         try:
@@ -91,7 +91,7 @@ def _without_head(text: str) -> str:
     return text.partition("?>")[2] if text.lstrip().startswith("<?xml") else text
 
 
-def _layer(element: ElementTree.Element, folder: Path) -> Layer:
+def _layer(element: ElementTree.Element, folder: Path) -> CustomLayer:
     name = element.get("name")
     kernel, sizes = element.find("Kernel"), element.find("WorkSizes")
     if not name or kernel is None or not kernel.get("entry"):
@@ -120,7 +120,7 @@ def _layer(element: ElementTree.Element, folder: Path) -> Layer:
     if sorted(at for at, _, _ in tensors) != list(range(len(tensors))):
         raise ValueError(f"{name}: its Tensors must have the arg-indices 0 to {len(tensors) - 1}")
     kind, _, number = (sizes.get("dim", "output") if sizes is not None else "output").partition(",")
-    return Layer(
+    return CustomLayer(
         name, kernel.get("entry", ""), head + "\n".join(map(_source, sources)), defines,
         tensors, _list(sizes, "global") or ("X", "Y", "B*F"), _list(sizes, "local"), (_kind(kind), int(number or 0)),
     )  # fmt: skip
@@ -173,7 +173,7 @@ class CustomSolver(Solver):
     language = "c"
     rank = -1
 
-    def __init__(self, layer: Layer, settings: Settings) -> None:
+    def __init__(self, layer: CustomLayer, settings: Settings) -> None:
         self.layer, self.settings = layer, settings
         self.id, self.ops = f"custom.{layer.name}", frozenset({layer.name})
 
@@ -253,7 +253,7 @@ class CustomKernel(CKernel):
     @cached_property
     def programs(self) -> list[Any]:
         try:
-            with building.waiting():
+            with build_options.waiting():
                 return [self.device.build(text) for text in self.texts]
         except ExecutionError as error:
             hint = error.hint or (opencl_c.REMEDY if self.device.dialect == "c" else "")

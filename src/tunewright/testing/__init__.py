@@ -1,0 +1,1 @@
+"""Conformance suites for extensions: checks of operators, kernels, strategies and databases."""

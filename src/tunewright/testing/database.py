@@ -19,13 +19,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from ..ir.types import DType, TensorType
-from ..search.base import Status
-from ..search.space import Config
-from ..solvers import serial
-from ..solvers.base import Problem
-from ..tuning.database import Database, better, newest
-from ..tuning.key import Key, Kind, Match, Where
-from ..tuning.record import (
+from ..knowledge.database import Database, better, newest
+from ..knowledge.key import Key, KeyMatch, MatchKind, Where
+from ..knowledge.record import (
     FAULTS,
     REGIMES,
     AnyRecord,
@@ -38,6 +34,10 @@ from ..tuning.record import (
     from_line,
     to_line,
 )
+from ..search.base import Status
+from ..search.space import Config
+from ..solvers import problem_json
+from ..solvers.base import Problem
 
 
 class Place(ABC):
@@ -97,7 +97,7 @@ def random_measurement(rng: random.Random, samples: int = 20) -> Measurement:
         rng.randrange(1, 9), rng.randrange(1 << 30), {"load": f"{rng.random():.2f}", "governor": "performance"},
     )  # fmt: skip
     return Measurement(
-        random_key(rng, problem), random_config(rng), evidence, serial.to_json(problem), problem.family(),
+        random_key(rng, problem), random_config(rng), evidence, problem_json.to_json(problem), problem.family(),
         problem.sizes, random_date(rng), "0.1.0",
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def random_survey(rng: random.Random, seen: int = 12) -> Survey:
     )
     return Survey(
         random_key(rng, problem), random_config(rng), rng.uniform(1e-6, 1e-2), sightings, rng.choice(REGIMES),
-        serial.to_json(problem), problem.family(), problem.sizes, random_date(rng), "0.1.0",
+        problem_json.to_json(problem), problem.family(), problem.sizes, random_date(rng), "0.1.0",
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def random_records(seed: int, count: int) -> list[AnyRecord]:
 def answers(database: Database) -> dict[str, list[str]]:
     """Return the answers of a knowledge base by family: digests, best first."""
     families = sorted({m.family for m in database if isinstance(m, Measurement)})
-    exact = Match(Kind.EXACT)
+    exact = KeyMatch(MatchKind.EXACT)
     return {f: [m.digest for _, m in better((exact, m) for m in newest(database.family(f)))] for f in families}
 
 

@@ -1,6 +1,6 @@
 """Checks kernels of solvers against the reference: `check` runs every solver that accepts a case, in several configs.
 
-`tuning.judge` decides whether a kernel is right, in tests as well as for measured candidates.
+`measure.judge` decides whether a kernel is right, in tests as well as for measured candidates.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from ..devices.base import Device
 from ..ir.graph import Fused
 from ..ir.types import PLAIN, Layout, TensorType, Type
+from ..measure.judge import examine, physical
 from ..ops import lookup
 from ..ops.base import Operand
 from ..plugins.single import open_device
 from ..solvers.base import Array, Config, Problem, Solver, is_value, solvers
 from ..solvers.host.reference import HostKernel
-from ..tuning.judge import examine, physical
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Case:
         values = tuple(
             (i, a)
             for i, a in enumerate(self.inputs)
-            if a is not None and (i in self.constant or a.dtype.kind in "iub") and is_value(self.op, i, a)
+            if a is not None
+            and (i in self.constant or a.dtype.kind in "iub")
+            and is_value(self.op, i, a)
             and i in (self.constant | _shape_operands(self))
         )
         constant = tuple(
@@ -131,10 +133,9 @@ def candidates(solver: Solver, problem: Problem, device: Device, count: int) -> 
     return found
 
 
-def run_one(
-    case: Case, problem: Problem, solver: Solver, config: Config, device: Device, want: Sequence[Any]
-) -> str:
-    """Run one kernel. Returns what is wrong, or an empty text; ``want``: the right results (`tuning.judge.examine`)."""
+def run_one(case: Case, problem: Problem, solver: Solver, config: Config, device: Device, want: Sequence[Any]) -> str:
+    """Run one kernel. Returns what is wrong, or an empty text; ``want``: the right results (`measure.judge.examine`).
+    """
     kernel = solver.compile(problem, config, device)
     return examine(kernel, problem, device, device.queue(), _physical(case, problem), want).wrong
 

@@ -21,8 +21,13 @@ Answer = Callable[[Config], Trial]
 
 def small_space() -> Space:
     """A small space with numbers (powers of two and others), words, a switch and a parameter with a single value."""
-    params = {"tile": [1, 2, 3, 4, 6, 8], "block": [16, 32, 48, 64, 128], "order": ["ab", "ba", "none", "z"],
-              "vector": [False, True], "fixed": [7]}
+    params = {
+        "tile": [1, 2, 3, 4, 6, 8],
+        "block": [16, 32, 48, 64, 128],
+        "order": ["ab", "ba", "none", "z"],
+        "vector": [False, True],
+        "fixed": [7],
+    }
     return Space(params, lambda c: int(c["tile"]) * int(c["block"]) <= 256)  # type: ignore[arg-type]
 
 
@@ -128,6 +133,13 @@ def does_not_touch_json(name: str, **options: Any) -> None:
 
 
 CHECKS: tuple[Callable[..., None], ...] = (
-    asks_valid_configs_only, never_repeats_and_covers_all, ends_where_everything_fails, ends_where_nothing_is_valid,
-    same_seed_same_asks, seeds_come_first, accepts_what_it_never_asked, asks_ahead_of_tells, does_not_touch_json,
+    asks_valid_configs_only,
+    never_repeats_and_covers_all,
+    ends_where_everything_fails,
+    ends_where_nothing_is_valid,
+    same_seed_same_asks,
+    seeds_come_first,
+    accepts_what_it_never_asked,
+    asks_ahead_of_tells,
+    does_not_touch_json,
 )

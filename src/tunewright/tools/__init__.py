@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import TunewrightError
 from ..settings import rejoin_words
-from . import interrupts
+from .shared import interrupts
 
 #: exit codes: a negative answer, such as outputs that differ; a user's mistake; interrupted
 DIFFERENT, MISTAKE, INTERRUPTED = 1, 2, 130
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     head = rejoin_words()
     if head:
-        from .complete import behind
+        from .shared.complete import behind
 
         raise SystemExit(behind(head, lambda: execute(given)))
     raise SystemExit(execute(given))
@@ -48,7 +48,7 @@ class _Notes(logging.Handler):
         if record.name != "tunewright":  # driver commands, printed without a prefix so that users can copy them
             sys.stderr.write(f"{text}\n")
             return
-        from .common import note
+        from .shared.console import note
 
         note(text)
 

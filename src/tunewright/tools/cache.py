@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import SettingsError
-from .common import Configs, cell, console, parse_config, size, table
+from .shared.console import Configs, cell, console, parse_config, size, table
 
 if TYPE_CHECKING:
-    from ..devices.kernel_cache import Entry, KernelCache
+    from ..devices.kernel_cache import CacheEntry, KernelCache
 
 #: changes when the meaning of a JSON key changes
 SCHEMA = "tunewright.cache/1"
@@ -31,9 +31,7 @@ def path(config: Configs = None) -> None:
 
 
 @app.command()
-def stats(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, config: Configs = None
-) -> None:
+def stats(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, config: Configs = None) -> None:
     """Show the number and size of cached programs, the size limit, when they were last used, and their devices.
 
     Example: tunewright cache stats --json
@@ -103,7 +101,7 @@ def _open(config: list[str] | None) -> KernelCache:
     return cache
 
 
-def _date(entry: Entry) -> str:
+def _date(entry: CacheEntry) -> str:
     return datetime.fromtimestamp(entry.used).isoformat(" ", "seconds")
 
 

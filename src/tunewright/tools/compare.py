@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ..errors import DeviceError, InputError, TunewrightError
-from .common import (
+from .shared.console import (
     Configs,
     DeviceName,
     Inputs,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ..core import Core
     from ..frontend.model import Model
-    from ..frontend.pictures import Preprocess
+    from ..frontend.preprocess_inputs import Preprocess
     from ..ir.types import Type
 
 #: Types of quantised results, which may differ by one step on at most this part of the elements.
@@ -101,7 +101,7 @@ def compare(
     from ..ir.types import TensorType
     from ..plugins.find import find
     from .compare_pictures import prepared
-    from .inputs import make_feed, preprocessing
+    from .shared.inputs import make_feed, preprocessing
 
     core = Core(parse_config(config))
     find(device, core.settings)  # an unknown device fails before the work starts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..frontend.pictures import Preprocess
+    from ..frontend.preprocess_inputs import Preprocess
     from ..ir.types import TensorType
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Configs, Shapes, cell, check_readable, console, parse_config, size, working
+from .shared.console import Configs, Shapes, cell, check_readable, console, parse_config, size, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,8 +87,8 @@ def _properties(opened: Device, settings: Settings, model: Path | None, shape: S
     found = {name: metrics.get(opened, name, settings) for name in names}
     if model is not None:
         from ..frontend.onnx import load
-        from ..plugins.batch_size import measure_batches
-        from .inputs import parse_shapes
+        from ..plugins.batching.batch_size import measure_batches
+        from .shared.inputs import parse_shapes
 
         with working(f"measuring batches on {opened.name}"):
             loaded = load(model, settings)

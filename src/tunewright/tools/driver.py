@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError, TunewrightError
-from .common import Configs, OneDevice, cell, console, note, number, size, table
-from .kb_open import settings_of, writable
-from .kb_view import config_text, plural, problem_text, safe, short
+from .kb.open import settings_of, writable
+from .kb.view import config_text, plural, problem_text, safe, short
+from .shared.console import Configs, OneDevice, cell, console, note, number, size, table
 
 if TYPE_CHECKING:
     from ..settings import Settings
     from ..solvers.base import Problem
-    from .driver_run import Entrant, Report
+    from .driver_run import DriverReport, Entrant
 
 #: changes when the meaning of a JSON key changes
 SCHEMA = "tunewright.driver/1"
@@ -101,7 +101,7 @@ def _opened(name: str) -> Iterator[Iterable[str]]:
 
 def _read(lines: Iterable[str]) -> tuple[list[Problem], list[str]]:
     """Return each problem once, and the reasons for lines that pose none."""
-    from ..tuning.command import from_line
+    from ..tuning.offline.command import from_line
 
     found: dict[str, Problem] = {}
     reasons = []
@@ -128,7 +128,7 @@ def _command(title: str) -> Callable[..., None]:
         config: Configs = None,
         as_json: AsJson = False,
     ) -> None:
-        from ..tuning.command import from_arguments
+        from ..tuning.offline.command import from_arguments
 
         if not context.args:
             sys.stdout.write(f"{context.get_help()}\n{_usage(title)}\n")
@@ -141,7 +141,7 @@ def _command(title: str) -> Callable[..., None]:
 
 def _usage(title: str) -> str:
     """Describe the options of a class that pose a problem. This needs ONNX's schemas, so a plain --help omits it."""
-    from ..tuning.command_form import CLASSES, form
+    from ..tuning.offline.command_form import CLASSES, form
 
     op = CLASSES[title].default
     if op is None:
@@ -216,7 +216,7 @@ def _progress(before: str) -> Iterator[Callable[[str], None]]:
 # ---- what is shown --------------------------------------------------------------------------------------------------
 
 
-def _json(report: Report, device: str, settings: Settings) -> dict[str, Any]:
+def _json(report: DriverReport, device: str, settings: Settings) -> dict[str, Any]:
     tuned, work, chosen = report.tuned, report.work, report.chosen
     return {
         "problem": report.problem.key(),
@@ -245,10 +245,10 @@ def _json(report: Report, device: str, settings: Settings) -> dict[str, Any]:
 
 def _line(problem: Problem, device: str, settings: Settings, options: Sequence[str] = ()) -> str | None:
     """Return the command that poses a problem, or None if it would be too long for a shell."""
-    from ..tuning import suggest
+    from ..tuning import suggested_commands
 
     with contextlib.suppress(InputError):
-        return suggest.driver(problem, device, settings, options)
+        return suggested_commands.driver(problem, device, settings, options)
     return None
 
 
@@ -268,7 +268,7 @@ def _entrant(e: Entrant) -> dict[str, Any]:
     }
 
 
-def _print(report: Report, device: str) -> None:
+def _print(report: DriverReport, device: str) -> None:
     out = console()
     work, regime = report.work, report.regime
     out.print(cell(safe(report.problem.key())), style="bold", soft_wrap=True)
@@ -314,14 +314,14 @@ def _kernel(e: Entrant) -> str:
     return f"{e.solver} {config_text(e.config)}".rstrip()
 
 
-def _rough(report: Report, seconds: float) -> str:
+def _rough(report: DriverReport, seconds: float) -> str:
     """Return the speed of a kernel that was only probed."""
     own = report.default.quartiles
     return "-" if own is None else f"{own[1] / seconds:.2g}"
 
 
 def _register() -> None:
-    from ..tuning.command_form import CLASSES
+    from ..tuning.offline.command_form import CLASSES
 
     for title, about in CLASSES.items():
         example = f"Example: tunewright driver {about.example}"

@@ -11,13 +11,13 @@ from ..errors import DeviceError, SettingsError
 
 if TYPE_CHECKING:
     from ..devices.base import Device
+    from ..knowledge.record import Ratio
+    from ..measure.base import Attempt, Measurer, Regime
     from ..ops.base import Work
     from ..search.base import Status
     from ..search.space import Config
     from ..settings import Settings
     from ..solvers.base import Problem
-    from ..tuning.measure import Attempt, Measurer, Regime
-    from ..tuning.record import Ratio
     from ..tuning.session import Outcome
     from ..tuning.tuner import Choice, Tuner
 
@@ -61,13 +61,13 @@ class Entrant:
     @property
     def is_faulty(self) -> bool:
         """Whether the kernel computes wrong results, crashes or hangs. A slow host operation is not faulty."""
-        from ..tuning.record import FAULTS
+        from ..knowledge.record import FAULTS
 
         return self.status in FAULTS and not self.host
 
 
 @dataclass
-class Report:
+class DriverReport:
     """The results for one problem."""
 
     problem: Problem
@@ -91,11 +91,11 @@ class Report:
 
 def examine(
     problem: Problem, device: Device, tuner: Tuner, settings: Settings, tune: bool, tell: Callable[[str], None]
-) -> Report:
+) -> DriverReport:
     """Pose a problem, tune it if asked to, and time every solver's kernel against the others."""
+    from ..measure.ceilings import work_of
+    from ..measure.isolated import measurer_for
     from ..search.space import Config
-    from ..tuning.ceilings import work_of
-    from ..tuning.isolated import measurer_for
     from ..tuning.tuner import Origin
 
     default = tuner.default(problem, device)
@@ -124,7 +124,7 @@ def examine(
     first, chosen = entrants[0], entrants[offers.index(picked)]
     origin = Origin.DEFAULT.value if best is None else best.layer
     entrants.sort(key=lambda e: (q[1] if (q := e.quartiles) else float("inf"), e.solver))
-    return Report(
+    return DriverReport(
         problem, first, chosen, origin, measurer.regime(), work_of(problem), entrants, refused, rounds, tuned, untunable
     )
 
@@ -152,8 +152,8 @@ def _tune(
 
 def _race(measurer: Measurer, entrants: Sequence[Entrant], tell: Callable[[str], None]) -> int:
     """Time the correct kernels that are not far behind, in turns. Returns the number of rounds."""
+    from ..measure.statistics import ratio
     from ..search.base import Status
-    from ..tuning.statistics import ratio
 
     racing = [e for e in entrants if e.status is Status.OK and not e.attempt.probed]
     if not racing:

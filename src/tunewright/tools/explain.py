@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError
-from .benchmark_report import write_json
-from .common import (
+from .benchmark.report import write_json
+from .shared.console import (
     Configs,
     DeviceName,
     Frozen,
@@ -32,9 +32,9 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..plugins.apart import Piece
-    from ..runtime.compiled import CompiledModel
-    from ..runtime.explain import Explanation
+    from ..plugins.members import CompiledPart
+    from ..runtime.insight.explain import Explanation
+    from ..runtime.requests.compiled import CompiledModel
     from ..settings import Settings
 
 SCHEMA = "tunewright.explain/1"
@@ -83,10 +83,10 @@ def explain(
     """
     from ..core import Core
     from ..plugins.find import find
-    from ..runtime.explain import explain as explain_compiled
-    from ..tuning.suggest import command
+    from ..runtime.insight.explain import explain as explain_compiled
+    from ..tuning.suggested_commands import command
     from .explain_view import show_layers, show_requests, show_table, summary
-    from .inputs import concrete, load
+    from .shared.inputs import concrete, load
 
     settings = parse_config(config, frozen)
     core = Core(settings)
@@ -97,7 +97,7 @@ def explain(
     if json_file not in (None, "-"):
         check_writable(Path(json_file))
     feed = load(core, model, input, shape, preprocess, seed)
-    found: list[tuple[Piece, list[Explanation]]] = []
+    found: list[tuple[CompiledPart, list[Explanation]]] = []
     with working("compiling, and timing the layers"):
         for piece in core.pieces(concrete(feed), feed.values, device):
             times = 0 if no_time else count

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.explanation import OPTIMIZED_OUT, State
-from .common import cell, console, milliseconds, size, table
-from .kb_view import config_text, evidence_rows, gain_lines, gain_text, grid, plural, problem_text, safe, stacked
+from ..runtime.insight.explanation import OPTIMIZED_OUT, State
+from .kb.view import config_text, evidence_rows, gain_lines, gain_text, grid, plural, problem_text, safe, stacked
+from .shared.console import cell, console, milliseconds, size, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..runtime.compiled import CompiledModel
-    from ..runtime.explain import Explanation, Opinion, Proof, RunnerUp
-    from ..tuning.ceilings import Ceilings
+    from ..measure.ceilings import Ceilings
+    from ..runtime.insight.explain import Explanation, Opinion, Proof, RunnerUp
+    from ..runtime.requests.compiled import CompiledModel
 
 #: terminal width from which on rows are not split
 WIDE = 100
@@ -63,7 +63,7 @@ class Next:
 
 
 @dataclass(frozen=True)
-class Summary:
+class LayersSummary:
     """The summary of all layers of a model."""
 
     #: number of layers by origin; provisional ones count separately
@@ -91,12 +91,12 @@ class Summary:
         }
 
 
-def summary(layers: Sequence[Explanation]) -> Summary:
+def summary(layers: Sequence[Explanation]) -> LayersSummary:
     """Compute the summary of all layers."""
     timed = [(each, each.timing) for each in layers if each.timing is not None and each.is_leaf]
     roofed = [(each, timing) for each, timing in timed if each.roofline.share is not None]
     tops = {_place(each): each.roofline.ceilings for each in layers if each.roofline.ceilings is not None}
-    return Summary(
+    return LayersSummary(
         Counter(_group(each) for each in layers),
         sum(timing.seconds for _, timing in timed),
         max((timing.inferences for _, timing in timed), default=0),
@@ -149,7 +149,7 @@ def show_requests(compiled: CompiledModel) -> None:
     console().print(f"served with {counts}{together}: {compiled.streams_origin}", markup=False, soft_wrap=True)
 
 
-def show_table(layers: Sequence[Explanation], about: Summary, title: str, again: str) -> None:
+def show_table(layers: Sequence[Explanation], about: LayersSummary, title: str, again: str) -> None:
     """Print one row per layer that runs, then the totals. ``again``: the command that tunes the model."""
     out = console()
     out.print(cell(title), style="bold", soft_wrap=True)
@@ -176,7 +176,7 @@ def next_grid(rows: Sequence[Next]) -> Table:
     return made
 
 
-def layers_table(layers: Sequence[Explanation], about: Summary, wide: bool = True) -> Table:
+def layers_table(layers: Sequence[Explanation], about: LayersSummary, wide: bool = True) -> Table:
     """Make the table of layers without empty columns. If not ``wide``, time and share are in one column."""
     shown = [each for each in layers if each.origin != OPTIMIZED_OUT]
     gains = any(each.found is not None or _stays(each) for each in shown)
@@ -231,14 +231,14 @@ def _stays(each: Explanation) -> bool:
     return (m.key.solver, m.config) == m.evidence.default
 
 
-def time_cells(each: Explanation, about: Summary) -> tuple[str, str]:
+def time_cells(each: Explanation, about: LayersSummary) -> tuple[str, str]:
     if each.timing is None:
         return "-", "-"
     share = f"{each.timing.seconds / about.seconds:.1%}" if each.is_leaf and about.seconds else "-"
     return milliseconds(each.timing.seconds), share
 
 
-def totals(about: Summary) -> Iterable[str]:
+def totals(about: LayersSummary) -> Iterable[str]:
     """Yield the totals of all layers as sentences."""
     counts = ", ".join(f"{n} {origin}" for origin, n in about.origins.items() if origin != OPTIMIZED_OUT)
     gone = about.origins.get(OPTIMIZED_OUT, 0)
@@ -267,7 +267,7 @@ def _some(names: Sequence[str]) -> str:
 # ---- everything about a layer ---------------------------------------------------------------------------------------
 
 
-def show_layers(layers: Sequence[Explanation], about: Summary) -> None:
+def show_layers(layers: Sequence[Explanation], about: LayersSummary) -> None:
     """Print the details of layers one after the other."""
     out = console()
     for n, each in enumerate(layers):
@@ -280,7 +280,7 @@ def show_layers(layers: Sequence[Explanation], about: Summary) -> None:
             out.print(opinions_table(each))
 
 
-def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]]:
+def layer_rows(each: Explanation, about: LayersSummary) -> Iterable[tuple[str, object]]:
     yield "operation", safe(" + ".join([each.op, *each.fused]))
     if each.inside:
         yield "inside", safe(each.inside)
@@ -345,7 +345,7 @@ def operations(flops: float) -> str:
     return f"{flops:,.3g} GFLOP"
 
 
-def time_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]]:
+def time_rows(each: Explanation, about: LayersSummary) -> Iterable[tuple[str, object]]:
     timing, roof = each.timing, each.roofline
     if timing is not None:
         spread = f"quartiles {milliseconds(timing.lower)} to {milliseconds(timing.upper)}"

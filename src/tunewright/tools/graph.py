@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import DeviceError, InputError
-from .common import (
+from .shared.console import (
     Configs,
     Inputs,
     ModelFile,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..core import Core
     from ..ir.graph import Graph, Node, Value
     from ..passes.base import Log
-    from ..runtime.plan import Plan, Step
+    from ..runtime.plans.plan import Plan, Step
 
 
 class Format(enum.StrEnum):
@@ -42,7 +42,7 @@ class Format(enum.StrEnum):
     ONNX = "onnx"
 
 
-class Stage(enum.StrEnum):
+class GraphStage(enum.StrEnum):
     READ = "read"
     OPTIMIZED = "optimized"
     EXECUTED = "executed"
@@ -50,7 +50,7 @@ class Stage(enum.StrEnum):
 
 def graph(
     model: ModelFile,
-    stage: Annotated[Stage, typer.Option("--stage", help="Which graph.")] = Stage.OPTIMIZED,
+    stage: Annotated[GraphStage, typer.Option("--stage", help="Which graph.")] = GraphStage.OPTIMIZED,
     format: Annotated[
         Format | None,
         typer.Option("--format", "-f", help="How to write it.", show_default="by FILE's ending, else text"),
@@ -74,8 +74,8 @@ def graph(
     Example: tunewright graph model.onnx --stage executed -o executed.onnx
     """
     from ..core import Core
-    from ..ir.text import to_dot, to_text
-    from .inputs import coming
+    from ..ir.graph_text import to_dot, to_text
+    from .shared.inputs import coming
 
     chosen = format or _by_suffix(output)
     if chosen is Format.ONNX and output is None and not why:
@@ -92,9 +92,9 @@ def graph(
     with working("compiling"):
         loaded = coming(core.read_model(model), preprocess)
         shown, log = loaded.graph, None
-        if stage is Stage.EXECUTED:
-            from ..runtime.request import of_one_device
-            from .inputs import make_feed
+        if stage is GraphStage.EXECUTED:
+            from ..runtime.requests.request import of_one_device
+            from .shared.inputs import make_feed
 
             feed = make_feed(loaded, input, shape, seed, core.settings)
             for text in feed.notes:
@@ -109,13 +109,13 @@ def graph(
             about = {node: describe_step(step) | describe_sizes(plan, step) for node, step in steps.items()}
             holds = [] if plan.template is None else plan.template.trace.guard_texts()
             notes = {node: ", ".join(texts.values()) for node, texts in about.items()}
-        elif stage is Stage.OPTIMIZED or why:
-            from ..runtime.request import of_one_device
-            from .inputs import parse_shapes
+        elif stage is GraphStage.OPTIMIZED or why:
+            from ..runtime.requests.request import of_one_device
+            from .shared.inputs import parse_shapes
 
             wanted, _ = parse_shapes(loaded, shape or ())
             compiled = of_one_device(core.compile_model(loaded.reshape(wanted) if wanted else loaded, device))
-            shown = compiled.graph if stage is Stage.OPTIMIZED else shown
+            shown = compiled.graph if stage is GraphStage.OPTIMIZED else shown
             log = compiled.env.context.log
     if why and log is not None:
         explain(log)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import (
+from .shared.console import (
     Configs,
     DeviceName,
     Inputs,
@@ -50,7 +50,7 @@ def lock(
     from ..core import Core
     from ..plugins.find import find
     from .explain import looking
-    from .inputs import concrete, load
+    from .shared.inputs import concrete, load
 
     core = Core(parse_config(config))
     core.settings, aside = looking(core.settings)

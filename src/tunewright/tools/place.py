@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import (
+from .shared.console import (
     Configs,
     Inputs,
     ModelFile,
@@ -27,26 +27,31 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..plugins.hetero_measure import Measured
-    from ..runtime.hetero import HeteroModel
+    from ..plugins.placement.measure import Measured
+    from ..runtime.several.hetero import HeteroModel
 
 
 def place(
     model: ModelFile,
-    device: Annotated[
-        str, typer.Option("--device", "-d", metavar="NAMES", help="The devices, as in HETERO:GPU,CPU.")
-    ],
+    device: Annotated[str, typer.Option("--device", "-d", metavar="NAMES", help="The devices, as in HETERO:GPU,CPU.")],
     measure: Annotated[
         float | None,
         typer.Option(
-            "--measure", "-m", min=0.0, metavar="SECONDS", show_default=False,
+            "--measure",
+            "-m",
+            min=0.0,
+            metavar="SECONDS",
+            show_default=False,
             help="Compare placements for this time, and keep the fastest for later loads.",
         ),
     ] = None,
     save: Annotated[
         Path | None,
         typer.Option(
-            "--save", "-o", metavar="FILE", show_default=False,
+            "--save",
+            "-o",
+            metavar="FILE",
+            show_default=False,
             help="Write the device of each node (.json or .csv), to be edited and given as HETERO_AFFINITY.",
         ),
     ] = None,
@@ -66,11 +71,11 @@ def place(
     """
     from ..core import Core
     from ..errors import DeviceError
-    from ..plugins import hetero_affinity
     from ..plugins.find import find
     from ..plugins.hetero import Hetero
-    from ..runtime.hetero import HeteroModel
-    from .inputs import concrete, load
+    from ..plugins.placement import affinity
+    from ..runtime.several.hetero import HeteroModel
+    from .shared.inputs import concrete, load
 
     core = Core(parse_config(config))
     if not isinstance(find(device, core.settings), Hetero):
@@ -88,7 +93,7 @@ def place(
         compiled = core.compile_model(loaded, device)
     assert isinstance(compiled, HeteroModel)
     if save is not None:
-        hetero_affinity.write(save, compiled.affinity)
+        affinity.write(save, compiled.affinity)
     if as_json:
         sys.stdout.write(json.dumps(_report(compiled, measured), indent=2) + "\n")
         return

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from .common import Configs, DeviceName, ModelFile, Preprocessing, cell, console, parse_config, table, working
-from .kb_view import plural
+from .kb.view import plural
+from .shared.console import Configs, DeviceName, ModelFile, Preprocessing, cell, console, parse_config, table, working
 
 
 def query(
@@ -28,7 +28,7 @@ def query(
     Example: tunewright query model.onnx --device CPU --config HOST_FALLBACK=NO --why
     """
     from ..core import Core
-    from .inputs import coming
+    from .shared.inputs import coming
 
     core = Core(parse_config(config))
     with working("reading the model"):

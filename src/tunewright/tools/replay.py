@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import SettingsError
-from .common import console, note, working
-from .common import table as grid
+from .shared.console import console, note, working
+from .shared.console import table as grid
 
 if TYPE_CHECKING:
     from ..search.replay import Summary, Table
@@ -67,17 +67,24 @@ def _print(table: Table, summaries: list[Summary], budget: int) -> None:
     marks = sorted({mark for mark in (25, 50, 100, 200, 400, 800) if mark < budget} | {budget})
     hard = table.share_within(FRACTIONS[0])
     out = grid(
-        "strategy", *(f">@{mark}" for mark in marks), *(f">to {fraction:.0%}" for fraction in FRACTIONS),
-        ">failed", ">repeats", ">ms/ask",
+        "strategy",
+        *(f">@{mark}" for mark in marks),
+        *(f">to {fraction:.0%}" for fraction in FRACTIONS),
+        ">failed",
+        ">repeats",
+        ">ms/ask",
         title=f"{table.name}: {len(table.trials)} configs, {hard:.2%} within 5 % of the optimum",
     )
     for summary in summaries:
         reached = [summary.median_to(fraction) for fraction in FRACTIONS]
         failed = sum(run.failures for run in summary.runs) / len(summary.runs)
         out.add_row(
-            summary.strategy, *(f"{summary.median_at(mark):.3f}" for mark in marks),
+            summary.strategy,
+            *(f"{summary.median_at(mark):.3f}" for mark in marks),
             *("-" if count == math.inf else f"{count:.0f}" for count in reached),
-            f"{failed:.1f}", str(sum(run.repeats for run in summary.runs)), f"{summary.milliseconds:.2f}",
+            f"{failed:.1f}",
+            str(sum(run.repeats for run in summary.runs)),
+            f"{summary.milliseconds:.2f}",
         )
     console().print(out)
 
@@ -123,8 +130,14 @@ def _draw(pyplot: Any, results: list[tuple[Table, list[Summary]]], budget: int, 
             for fraction in FRACTIONS[:1]:
                 panel.axhline(fraction, color="0.55", linewidth=0.8, linestyle=(0, (4, 4)), zorder=1)
                 panel.annotate(
-                    f"{fraction:.0%}", (1.0, fraction), xycoords=("axes fraction", "data"), xytext=(3, 0),
-                    textcoords="offset points", va="center", color="0.45", fontsize=8,
+                    f"{fraction:.0%}",
+                    (1.0, fraction),
+                    xycoords=("axes fraction", "data"),
+                    xytext=(3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    color="0.45",
+                    fontsize=8,
                 )
             panel.set_title(table.name, loc="left")
             panel.set_xlim(1, budget)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
-from .common import (
+from .shared.console import (
     Configs,
     DeviceName,
     Frozen,
@@ -38,8 +38,13 @@ def run(
     stateful: Stateful = None,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=1, metavar="N", show_default="1",
-                     help="Run this number of inferences, each with the states of the one before."),
+        typer.Option(
+            "--steps",
+            min=1,
+            metavar="N",
+            show_default="1",
+            help="Run this number of inferences, each with the states of the one before.",
+        ),
     ] = None,
     output_dir: Annotated[
         Path | None,
@@ -64,7 +69,7 @@ def run(
     """
     from ..core import Core
     from ..plugins.find import find
-    from .inputs import load
+    from .shared.inputs import load
 
     if steps is not None and stateful is None:
         raise InputError("needs --stateful", where="--steps", hint="without states each inference would be the same")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import cell, console, size
+from .shared.console import cell, console, size
 
 
 def settings(

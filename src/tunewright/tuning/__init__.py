@@ -1,0 +1,1 @@
+"""Decides which kernel runs: `tuner` chooses, `policy` says when to search, `session` searches."""

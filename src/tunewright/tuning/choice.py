@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ..knowledge.key import KeyMatch, MatchKind
+from ..knowledge.record import Measurement
 from ..solvers.base import Config, Solver
-from .key import Kind, Match
-from .record import Measurement
 
 if TYPE_CHECKING:
-    from .heuristic import Advice
+    from ..heuristic.trees import HeuristicAdvice
 
 
 class Origin(enum.Enum):
@@ -39,19 +39,19 @@ class Choice:
     #: asks every solver for its objection; see `rejected`
     ask: Callable[[], Mapping[str, str]] = field(repr=False, compare=False)
     #: how well the stored record matches, and the record itself; None for a default
-    match: Match | None = None
+    match: KeyMatch | None = None
     measurement: Measurement | None = field(default=None, repr=False)
     #: for a default or a heuristic choice: why no stored record could be used
     nearest: str = ""
     #: the heuristic's advice, if it was asked
-    advice: Advice | None = field(default=None, repr=False, compare=False)
+    advice: HeuristicAdvice | None = field(default=None, repr=False, compare=False)
 
     @property
     def why(self) -> str:
         """The origin in words. Marks a provisional answer; for a prediction it gives the heuristic's reason."""
         if self.origin is Origin.HEURISTIC and self.advice is not None:
             return f"{self.origin.value} ({self.advice.why})"
-        provisional = self.match is not None and self.match.kind is Kind.PROVISIONAL
+        provisional = self.match is not None and self.match.kind is MatchKind.PROVISIONAL
         return f"{self.origin.value} ({self.match})" if provisional else self.origin.value
 
     @cached_property

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ..knowledge.record import Ratio
+from ..measure.base import Attempt, Candidate, Measurer
+from ..measure.statistics import Spending, leader, looks, losers, ratio, unknown
 from ..search.base import Status
-from .measure import Attempt, Candidate, Measurer
 from .progress import Watch
-from .record import Ratio
-from .statistics import Spending, leader, looks, losers, ratio, unknown
 
 #: A smaller gain is not worth a change: alignment of code and data alone makes up to one per cent.
 LEAST_GAIN = 1.01
@@ -143,7 +143,7 @@ def race(contest: Contest, measurer: Measurer, watch: Watch, share: float) -> in
     return first if not last or contest.gain(first, ALPHA).median >= LEAST_GAIN else None
 
 
-class Verdict(enum.Enum):
+class ContestVerdict(enum.Enum):
     """Result of a confirmation."""
 
     GAIN = "faster than the default"
@@ -157,7 +157,7 @@ class Verdict(enum.Enum):
 class Confirmation:
     """One candidate against the baseline on fresh samples: verdict, gain, and the control's ratio."""
 
-    verdict: Verdict
+    verdict: ContestVerdict
     gain: Ratio
     control: Ratio
 
@@ -168,22 +168,22 @@ def confirm(contest: Contest, measurer: Measurer, watch: Watch, share: float = 1
     A gain counts when the lower end of its interval is worth a change and its median lies beyond the control's
     interval. A busy machine widens both intervals; nothing is decided then, and more rounds follow.
     """
-    nothing = Confirmation(Verdict.FALLEN, ratio((), (), ALPHA), ratio((), (), ALPHA))
+    nothing = Confirmation(ContestVerdict.FALLEN, ratio((), (), ALPHA), ratio((), (), ALPHA))
     found = nothing
     for alpha, last in play(contest, measurer, watch, share, CONFIRM_ROUNDS, ALPHA):
         if contest.fallen:
             return nothing
         gain, control = contest.gain(2, alpha), contest.gain(1, alpha)
         noise = max(control.high, 1 / control.low)
-        found = Confirmation(Verdict.NONE, gain, control)
+        found = Confirmation(ContestVerdict.NONE, gain, control)
         if gain.low >= LEAST_GAIN and gain.median > noise:
-            return Confirmation(Verdict.GAIN, gain, control)
+            return Confirmation(ContestVerdict.GAIN, gain, control)
         # otherwise load by other processes may make the candidate look hopeless
         calm = contest.gain(1, ALPHA).high < CALM
         if (calm or last) and contest.gain(2, FUTILE).high < LEAST_GAIN:
             return found
         if last and unknown(gain):
-            return Confirmation(Verdict.SHORT, gain, control)
+            return Confirmation(ContestVerdict.SHORT, gain, control)
         if last and noise >= gain.median >= LEAST_GAIN:
-            return Confirmation(Verdict.NOISY, gain, control)
+            return Confirmation(ContestVerdict.NOISY, gain, control)
     return found

@@ -11,13 +11,13 @@ import numpy as np
 
 from .._version import __version__
 from ..devices.base import Target
+from ..knowledge.key import Key
+from ..knowledge.record import MOST_BYTES, MOST_SEEN, Evidence, Fault, Measurement, Ratio, Sighting, Survey, now
+from ..measure.base import Candidate, Regime
 from ..search.base import Status
 from ..search.space import Config as Plain
-from ..solvers import serial
+from ..solvers import problem_json
 from ..solvers.base import Config, Problem, Solver
-from .key import Key
-from .measure import Candidate, Regime
-from .record import MOST_BYTES, MOST_SEEN, Evidence, Fault, Measurement, Ratio, Sighting, Survey, now
 
 #: Samples that a record keeps; its quartiles are those of all samples.
 KEPT = 64
@@ -62,7 +62,7 @@ def measurement(
         (default[0], Plain(default[1])), regime.kind, regime.copies, regime.nbytes, {**before, "load after": load()},
     )  # fmt: skip
     key = Key.of(problem, target, solver, config)
-    what = serial.to_json(problem)
+    what = problem_json.to_json(problem)
     return Measurement(key, Plain(config), found, what, problem.family(), problem.sizes, now(), __version__)
 
 
@@ -97,7 +97,7 @@ def survey(
     seen = tuple(Sighting(s, solvers[s].version, Plain(config), float(gain)) for (s, config), gain in ranked)
     key = Key.of(problem, target, solvers[default[0]], default[1])
     found = Survey(
-        key, Plain(default[1]), float(seconds), seen, regime.kind, serial.to_json(problem), problem.family(),
+        key, Plain(default[1]), float(seconds), seen, regime.kind, problem_json.to_json(problem), problem.family(),
         problem.sizes, now(), __version__,
     )  # fmt: skip
     while len(found.text) > MOST_BYTES and found.seen:

@@ -28,12 +28,12 @@ from typing import Any
 from .._version import __version__
 from ..devices.base import Target
 from ..errors import InputError, LockError, SettingsError
+from ..knowledge.json_file import JsonFile, short
+from ..knowledge.key import WHERE_FIELDS, Where, source_digest
+from ..knowledge.record import as_config, as_members, as_number, as_text, as_where
 from ..search.space import Config
 from ..settings import Settings
 from ..solvers.base import Problem, Solver
-from .json_file import JsonFile, short
-from .key import WHERE_FIELDS, Where, source_digest
-from .record import as_config, as_members, as_number, as_text, as_where
 
 SCHEMA = "tunewright.lock/1"
 #: Limits of a file: places, problems of a place, nodes of a problem, and characters of a node's name.
@@ -43,7 +43,7 @@ AGAIN = "lock the model again with `tunewright lock`, or load it without FROZEN"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LockedKernel:
     """The kernel of a problem."""
 
     solver: str
@@ -61,12 +61,12 @@ class Entry:
     def of(
         problem: Problem, target: Target, solver: Solver, config: Mapping[str, Any], nodes: Iterable[str], origin: str,
         gain: float | None,
-    ) -> Entry:  # fmt: skip
+    ) -> LockedKernel:  # fmt: skip
         """Make the entry of a current choice."""
         source = source_digest(problem, target, solver, config)
         named = tuple(sorted({name[:LONGEST_NODE] for name in nodes})[:MOST_NODES])
         gain = None if gain is None else round(gain, 4)
-        return Entry(solver.id, solver.version, Config(config), source, solver.reproducible, named, origin, gain)
+        return LockedKernel(solver.id, solver.version, Config(config), source, solver.reproducible, named, origin, gain)
 
     @property
     def kernel(self) -> str:
@@ -81,11 +81,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Place:
+class LockedDevice:
     """The locked kernels of one device."""
 
     mode: str
-    kernels: Mapping[str, Entry]
+    kernels: Mapping[str, LockedKernel]
     tool: str = __version__
 
 
@@ -111,7 +111,7 @@ class LockFile(JsonFile):
 
     title, setting = "lockfile", "LOCK_FILE"
 
-    def read(self) -> dict[Where, Place]:
+    def read(self) -> dict[Where, LockedDevice]:
         """Read the locked kernels by place. Raises `InputError` if the file is missing, damaged or invalid."""
         try:
             with self.opened() as descriptor:
@@ -122,7 +122,7 @@ class LockFile(JsonFile):
             raise self.error("is empty", "`tunewright lock MODEL` writes it")
         return self._parse(data)
 
-    def add(self, where: Where, mode: str, entries: Mapping[str, Entry]) -> Written:
+    def add(self, where: Where, mode: str, entries: Mapping[str, LockedKernel]) -> Written:
         """Lock problems of a place in addition to those already locked. Creates the file if needed.
 
         Kernels locked in the other execution mode are removed, and entries with another kernel are replaced. Raises
@@ -133,7 +133,7 @@ class LockFile(JsonFile):
             with self.locked() as descriptor:
                 data = self.load(descriptor)
                 places = {} if data is None else self._parse(data)
-                before = places.get(where, Place(mode, {}))
+                before = places.get(where, LockedDevice(mode, {}))
                 kernels = dict(before.kernels)
                 if before.mode != mode:
                     done.dropped = len(kernels)
@@ -141,7 +141,7 @@ class LockFile(JsonFile):
                 for problem, entry in entries.items():
                     kernels[problem] = _merged(kernels.get(problem), entry, done)
                 done.total = len(kernels)
-                places[where] = Place(mode, kernels)
+                places[where] = LockedDevice(mode, kernels)
                 text = _text(places)
                 self._parse(json.loads(text))  # a file that could not be read again must not be written
                 if text.encode() != os.pread(descriptor, len(text) + 1, 0):
@@ -153,13 +153,13 @@ class LockFile(JsonFile):
 
     # ---- reading: files are untrusted data ---------------------------------------------------------------------------
 
-    def _parse(self, data: Any) -> dict[Where, Place]:
+    def _parse(self, data: Any) -> dict[Where, LockedDevice]:
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema != SCHEMA:
             known = f"schema {short(schema)} is not {SCHEMA}" if isinstance(schema, str) else "it names no schema"
             raise self.error(f"is no lockfile: {known}", "name another LOCK_FILE")
         at = ""
-        found: dict[Where, Place] = {}
+        found: dict[Where, LockedDevice] = {}
         try:
             rows = as_members(data, {"schema", "places"})["places"]
             if not isinstance(rows, list) or len(rows) > MOST_PLACES:
@@ -178,13 +178,13 @@ class LockFile(JsonFile):
                 for problem, entry in kernels.items():
                     at = f"place {number}, {short(problem)}: "
                     entries[as_text(problem, "the problem")] = _entry(entry)
-                found[where] = Place(mode, entries, as_text(given["tunewright"], "tunewright"))
+                found[where] = LockedDevice(mode, entries, as_text(given["tunewright"], "tunewright"))
         except InputError as error:
             raise self.error(f"is damaged: {at}{error.what}", "restore it, or lock the model again") from None
         return found
 
 
-def _entry(data: Any) -> Entry:
+def _entry(data: Any) -> LockedKernel:
     names = {"nodes", "solver", "version", "config", "source", "reproducible", "origin", "gain"}
     given = as_members(data, names)
     nodes, gain = given["nodes"], given["gain"]
@@ -192,7 +192,7 @@ def _entry(data: Any) -> Entry:
         raise InputError(f"nodes is not a list of at most {MOST_NODES}")
     if not isinstance(given["reproducible"], bool):
         raise InputError("reproducible is neither true nor false")
-    return Entry(
+    return LockedKernel(
         as_text(given["solver"], "solver"), as_text(given["version"], "version"), as_config(given["config"]),
         as_text(given["source"], "source"), given["reproducible"], tuple(as_text(node, "a node") for node in nodes),
         as_text(given["origin"], "origin"), None if gain is None else as_number(gain, "gain"),
@@ -202,7 +202,7 @@ def _entry(data: Any) -> Entry:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _merged(old: Entry | None, new: Entry, done: Written) -> Entry:
+def _merged(old: LockedKernel | None, new: LockedKernel, done: Written) -> LockedKernel:
     """Return the entry to write, and count the change. An unchanged kernel keeps its old description."""
     if old is None:
         done.added += 1
@@ -215,7 +215,7 @@ def _merged(old: Entry | None, new: Entry, done: Written) -> Entry:
     return replace(new, nodes=nodes)
 
 
-def _differing(old: Entry, new: Entry) -> str:
+def _differing(old: LockedKernel, new: LockedKernel) -> str:
     """Describe the first field that differs, with both values."""
     for name in ("solver", "version", "config", "source", "reproducible"):
         one, other = (_shown(getattr(entry, name)) for entry in (old, new))
@@ -228,7 +228,7 @@ def _shown(value: Any) -> str:
     return json.dumps(dict(value), sort_keys=True) if isinstance(value, Mapping) else str(value)
 
 
-def _text(places: Mapping[Where, Place]) -> str:
+def _text(places: Mapping[Where, LockedDevice]) -> str:
     """Return the file's text: sorted, one member per line, so that diffs are readable."""
     rows = [
         {
@@ -243,7 +243,7 @@ def _text(places: Mapping[Where, Place]) -> str:
     return json.dumps({"schema": SCHEMA, "places": rows}, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _json(entry: Entry) -> dict[str, Any]:
+def _json(entry: LockedKernel) -> dict[str, Any]:
     config = {name: entry.config[name] for name in sorted(entry.config)}
     return {
         "nodes": list(entry.nodes), "solver": entry.solver, "version": entry.version, "config": config,
@@ -336,7 +336,7 @@ class Locked:
 
     def _check(
         self,
-        entry: Entry,
+        entry: LockedKernel,
         problem: Problem,
         target: Target,
         solvers: Sequence[Solver],
@@ -375,7 +375,7 @@ def short_value(value: object) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
-def _config_of(entry: Entry, problem: Problem, target: Target, solver: Solver) -> Config | None:
+def _config_of(entry: LockedKernel, problem: Problem, target: Target, solver: Solver) -> Config | None:
     """Return the solver's own config whose text equals the entry's, because Python considers 1 and True equal."""
     default = Config(solver.default(problem, target))
     if _shown(default) == _shown(entry.config):

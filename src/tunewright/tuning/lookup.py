@@ -16,18 +16,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..devices.base import Target
+from ..knowledge.database import Database, better, newest
+from ..knowledge.key import Key, KeyMatch, MatchKind, Where, compare, distance
+from ..knowledge.record import Fault, Measurement
 from ..search.space import Space
 from ..solvers.base import Config, Problem, Solver
-from .database import Database, better, newest
-from .key import Key, Kind, Match, Where, compare, distance
-from .record import Fault, Measurement
 
 #: Number of other problems, nearest first, whose answers are considered.
 NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
-class Layer:
+class KnowledgeLayer:
     """A knowledge base with a name for its answers."""
 
     name: str
@@ -35,32 +35,32 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredAnswer:
     """A stored answer that is usable here."""
 
     solver: Solver
     config: Config
     layer: str
-    match: Match
+    match: KeyMatch
     measurement: Measurement
 
 
 @dataclass(frozen=True)
-class Answer:
+class LookupAnswer:
     """The usable answers, best first, and why the nearest other record is not usable."""
 
-    found: tuple[Found, ...] = ()
+    found: tuple[StoredAnswer, ...] = ()
     nearest: str = ""
 
     @property
-    def best(self) -> Found | None:
+    def best(self) -> StoredAnswer | None:
         return self.found[0] if self.found else None
 
 
 class Lookup:
     """Asks the layers in order."""
 
-    def __init__(self, layers: Sequence[Layer] = (), accurate: bool = False) -> None:
+    def __init__(self, layers: Sequence[KnowledgeLayer] = (), accurate: bool = False) -> None:
         self.layers = tuple(layers)
         #: whether EXECUTION_MODE_HINT is ACCURACY
         self.accurate = accurate
@@ -76,7 +76,7 @@ class Lookup:
         solvers: Iterable[Solver],
         why_not: Callable[[Solver], str | None],
         default: tuple[str, Config] | None = None,
-    ) -> Answer:
+    ) -> LookupAnswer:
         """Return the answers for a static problem among ``solvers``.
 
         ``why_not`` returns why a solver may not be used, or None.
@@ -84,7 +84,7 @@ class Lookup:
         known = {s.id: s for s in solvers}
         keys = _Keys(problem, target)
         order = {layer.name: n for n, layer in enumerate(self.layers)}
-        candidates: dict[tuple[str, Config], tuple[str, Match, Measurement]] = {}
+        candidates: dict[tuple[str, Config], tuple[str, KeyMatch, Measurement]] = {}
         misses: list[tuple[int, str]] = []
         for layer in self.layers:
             for m in self._near(layer, problem):
@@ -97,24 +97,22 @@ class Lookup:
                 if before is None or _nearer((layer.name, match, m), before, order):
                     candidates[m.key.solver, m.config] = layer.name, match, m
         if not candidates and not misses:
-            return Answer(nearest="nothing is known of problems like this one")
+            return LookupAnswer(nearest="nothing is known of problems like this one")
         usable = {m.digest: (name, match) for name, match, m in candidates.values() if m.evidence.gain.low >= 1}
         ranked = better((match, m) for name, match, m in candidates.values() if m.digest in usable)
         # the sort is stable: within a kind and a layer the order of module `database` remains
-        ranked.sort(key=lambda pair: (pair[0].kind is not Kind.EXACT, order[usable[pair[1].digest][0]]))
-        found = tuple(
-            Found(known[m.key.solver], m.config, usable[m.digest][0], match, m) for match, m in ranked
-        )
-        return Answer(found, min(misses)[1] if misses else "")
+        ranked.sort(key=lambda pair: (pair[0].kind is not MatchKind.EXACT, order[usable[pair[1].digest][0]]))
+        found = tuple(StoredAnswer(known[m.key.solver], m.config, usable[m.digest][0], match, m) for match, m in ranked)
+        return LookupAnswer(found, min(misses)[1] if misses else "")
 
-    def _near(self, layer: Layer, problem: Problem) -> list[Measurement]:
+    def _near(self, layer: KnowledgeLayer, problem: Problem) -> list[Measurement]:
         """Return the measurements that a layer has of a problem and of its nearest neighbours."""
         groups = self._groups(layer, problem)
         far = ((distance(problem.sizes, ms[0].sizes), text) for text, ms in groups.items() if text != problem.key())
         texts = [problem.key(), *(text for _, text in heapq.nsmallest(NEIGHBOURS, far))]
         return [m for text in texts for m in groups.get(text, ())]
 
-    def _groups(self, layer: Layer, problem: Problem) -> Mapping[str, Sequence[Measurement]]:
+    def _groups(self, layer: KnowledgeLayer, problem: Problem) -> Mapping[str, Sequence[Measurement]]:
         """Return the measurements of a problem's family that count in a layer, grouped by problem."""
         stored = layer.database.family(problem.family())
         if not stored:
@@ -162,9 +160,9 @@ class Lookup:
         keys: _Keys,
         why_not: Callable[[Solver], str | None],
         default: tuple[str, Config] | None,
-    ) -> tuple[str, Match]:
+    ) -> tuple[str, KeyMatch]:
         """Return "" and the match; or the reason why a stored measurement is not usable here."""
-        missed = Match(Kind.MISS)
+        missed = KeyMatch(MatchKind.MISS)
         solver = known.get(m.key.solver)
         if solver is None:
             return "there is no such solver here", missed
@@ -172,7 +170,7 @@ class Lookup:
         # cheap checks first: a kernel's source is generated only if everything else fits
         like = replace(m.key, problem=problem.key(), where=keys.where, version=solver.version)
         rough = compare(like, m.key, far)
-        if rough.kind is Kind.MISS:
+        if rough.kind is MatchKind.MISS:
             return str(rough), rough
         reason = why_not(solver)
         if reason is not None:
@@ -187,7 +185,7 @@ class Lookup:
             return barred, missed
         # if the shape differs, source and space add no information
         match = rough if m.key.problem != problem.key() else compare(keys.key(solver, m.config), m.key, far)
-        return (str(match) if match.kind is Kind.MISS else ""), match
+        return (str(match) if match.kind is MatchKind.MISS else ""), match
 
     def barred(
         self,
@@ -232,7 +230,7 @@ class Lookup:
                 return f"barred: {fault.status.lower()} on {fault.date[:10]} ({fault.why})"
         return None
 
-    def _faults(self, layer: Layer, solver: Solver) -> Sequence[Fault]:
+    def _faults(self, layer: KnowledgeLayer, solver: Solver) -> Sequence[Fault]:
         faults = layer.database.faults()
         known = self._sorted.get(layer.name)
         if known is None or known[0] is not faults:
@@ -256,11 +254,11 @@ def _same_place(fault: Fault, where: Where, solver: Solver) -> bool:
 
 
 def _nearer(
-    one: tuple[str, Match, Measurement], other: tuple[str, Match, Measurement], order: Mapping[str, int]
+    one: tuple[str, KeyMatch, Measurement], other: tuple[str, KeyMatch, Measurement], order: Mapping[str, int]
 ) -> bool:
-    def rank(entry: tuple[str, Match, Measurement]) -> tuple[object, ...]:
+    def rank(entry: tuple[str, KeyMatch, Measurement]) -> tuple[object, ...]:
         name, match, m = entry
-        return match.kind is not Kind.EXACT, order[name], m.evidence.regime == "warm", match.distance
+        return match.kind is not MatchKind.EXACT, order[name], m.evidence.regime == "warm", match.distance
 
     return rank(one) < rank(other)
 

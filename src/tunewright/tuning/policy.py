@@ -5,7 +5,7 @@ FIND_MODE, both as in MIOpen. *How*: AUTO_TUNE_MODE, as in MindSpore. `RULES` ha
 of the first two and the relevant values of the others; a test counts them.
 
 TUNING_CREATE *requests* tuning. With TUNING_BACKGROUND a load or a new shape searches nothing; a helper process
-searches beside the serving model (`plugins.background`). TUNING_USE_EXISTING searches only if FIND_ENFORCE 3 or 4
+searches beside the serving model (`model_tuning.background`). TUNING_USE_EXISTING searches only if FIND_ENFORCE 3 or 4
 demands it. TUNING_DISABLED and AUTO_TUNE_MODE NO_TUNE never search; if one of them overrules another setting, a warning
 says so. In every row the layers of the knowledge base answer, and nothing stored is overwritten: a search adds
 measurements. Only FIND_ENFORCE 5 deletes, in the user's knowledge base.
@@ -27,20 +27,20 @@ from dataclasses import dataclass, replace
 
 from .. import ops, search
 from ..errors import SettingsError
+from ..knowledge import open_databases
+from ..knowledge.key import MatchKind
 from ..settings import Settings
-from . import places
-from .key import Kind
 
 
 class Search(enum.Enum):
     """Which problems are tuned."""
 
     NEVER = "never"
-    MISSING = "missing"  # problems that are not known (see `Known`)
+    MISSING = "missing"  # problems that are not known (see `KnownAnswers`)
     ALWAYS = "always"
 
 
-class Known(enum.Enum):
+class KnownAnswers(enum.Enum):
     """Which answers make a problem known."""
 
     EXACT = "exact"  # exact answers of a knowledge base
@@ -65,7 +65,7 @@ class File(enum.Flag):
 
 
 @dataclass(frozen=True)
-class Rule:
+class PolicyRule:
     """One row. The first four fields are the condition, the others the consequence."""
 
     mode: str
@@ -103,38 +103,38 @@ _BOTH_WAYS = _READ | _EXTEND
 #: The table. 1 NONE, 2 DB_UPDATE, 3 SEARCH, 4 SEARCH_DB_UPDATE, 5 DB_CLEAN.
 RULES = (
     #    TUNING_MODE ENFORCE tunes  find      search    delete TUNING_FILE warning
-    Rule(_OFF,       "1",   "any", "any",    _NEVER,   False, _NOT),
-    Rule(_OFF,       "234", "any", "any",    _NEVER,   False, _NOT,       _DISABLED),
-    Rule(_OFF,       "5",   "any", "any",    _NEVER,   True,  _NOT),
-    Rule(_EXISTING,  "1",   "any", "any",    _NEVER,   False, _READ),
-    Rule(_EXISTING,  "2",   "yes", "any",    _NEVER,   False, _READ),
-    Rule(_EXISTING,  "3",   "yes", "any",    _MISSING, False, _READ),
-    Rule(_EXISTING,  "4",   "yes", "any",    _ALWAYS,  False, _NOT),
-    Rule(_EXISTING,  "234", "no",  "any",    _NEVER,   False, _READ,      _NO_TUNE),
-    Rule(_EXISTING,  "5",   "any", "any",    _NEVER,   True,  _READ),
-    Rule(_CREATE,    "1",   "yes", "others", _MISSING, False, _BOTH_WAYS),
-    Rule(_CREATE,    "1",   "yes", "FAST",   _NEVER,   False, _BOTH_WAYS, _FAST),
-    Rule(_CREATE,    "3",   "yes", "any",    _MISSING, False, _BOTH_WAYS),
-    Rule(_CREATE,    "24",  "yes", "any",    _ALWAYS,  False, _EXTEND),
-    Rule(_CREATE,    "1234", "no", "any",    _NEVER,   False, _READ,      _NO_TUNE),
-    Rule(_CREATE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN),
-    Rule(_BESIDE,    "1234", "yes", "any",   _NEVER,   False, _READ),
-    Rule(_BESIDE,    "1234", "no", "any",    _NEVER,   False, _READ,      _NO_TUNE),
-    Rule(_BESIDE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN_BESIDE),
+    PolicyRule(_OFF,       "1",   "any", "any",    _NEVER,   False, _NOT),
+    PolicyRule(_OFF,       "234", "any", "any",    _NEVER,   False, _NOT,       _DISABLED),
+    PolicyRule(_OFF,       "5",   "any", "any",    _NEVER,   True,  _NOT),
+    PolicyRule(_EXISTING,  "1",   "any", "any",    _NEVER,   False, _READ),
+    PolicyRule(_EXISTING,  "2",   "yes", "any",    _NEVER,   False, _READ),
+    PolicyRule(_EXISTING,  "3",   "yes", "any",    _MISSING, False, _READ),
+    PolicyRule(_EXISTING,  "4",   "yes", "any",    _ALWAYS,  False, _NOT),
+    PolicyRule(_EXISTING,  "234", "no",  "any",    _NEVER,   False, _READ,      _NO_TUNE),
+    PolicyRule(_EXISTING,  "5",   "any", "any",    _NEVER,   True,  _READ),
+    PolicyRule(_CREATE,    "1",   "yes", "others", _MISSING, False, _BOTH_WAYS),
+    PolicyRule(_CREATE,    "1",   "yes", "FAST",   _NEVER,   False, _BOTH_WAYS, _FAST),
+    PolicyRule(_CREATE,    "3",   "yes", "any",    _MISSING, False, _BOTH_WAYS),
+    PolicyRule(_CREATE,    "24",  "yes", "any",    _ALWAYS,  False, _EXTEND),
+    PolicyRule(_CREATE,    "1234", "no", "any",    _NEVER,   False, _READ,      _NO_TUNE),
+    PolicyRule(_CREATE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN),
+    PolicyRule(_BESIDE,    "1234", "yes", "any",   _NEVER,   False, _READ),
+    PolicyRule(_BESIDE,    "1234", "no", "any",    _NEVER,   False, _READ,      _NO_TUNE),
+    PolicyRule(_BESIDE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN_BESIDE),
 )  # fmt: skip
 
 #: FIND_MODE -> answers that make a problem known, and candidates of a search.
 FINDS = {
-    "NORMAL": (Known.EXACT, Candidates.ALL),
-    "FAST": (Known.ANY, Candidates.IMMEDIATE),
-    "HYBRID": (Known.STORED, Candidates.ALL),
-    "DYNAMIC_HYBRID": (Known.STORED, Candidates.GENERIC),
+    "NORMAL": (KnownAnswers.EXACT, Candidates.ALL),
+    "FAST": (KnownAnswers.ANY, Candidates.IMMEDIATE),
+    "HYBRID": (KnownAnswers.STORED, Candidates.ALL),
+    "DYNAMIC_HYBRID": (KnownAnswers.STORED, Candidates.GENERIC),
 }
 #: Kinds of stored answers that make a problem known.
 _KNOWN = {
-    Known.EXACT: {Kind.EXACT},
-    Known.STORED: {Kind.EXACT, Kind.PROVISIONAL},
-    Known.ANY: {Kind.EXACT, Kind.PROVISIONAL},
+    KnownAnswers.EXACT: {MatchKind.EXACT},
+    KnownAnswers.STORED: {MatchKind.EXACT, MatchKind.PROVISIONAL},
+    KnownAnswers.ANY: {MatchKind.EXACT, MatchKind.PROVISIONAL},
 }
 _ENFORCE_NAMES = {"1": "NONE", "2": "DB_UPDATE", "3": "SEARCH", "4": "SEARCH_DB_UPDATE", "5": "DB_CLEAN"}
 #: Values of AUTO_TUNE_MODE, besides the names of strategies.
@@ -171,7 +171,7 @@ class Policy:
     """The decisions that follow from the settings. The caller logs each warning once."""
 
     search: Search
-    known: Known
+    known: KnownAnswers
     candidates: Candidates
     #: remove the problem's entries from the user's knowledge base
     delete: bool
@@ -183,7 +183,7 @@ class Policy:
     how: str
     warnings: tuple[str, ...] = ()
 
-    def wanted(self, kind: Kind | None, from_heuristic: bool = False) -> bool:
+    def wanted(self, kind: MatchKind | None, from_heuristic: bool = False) -> bool:
         """Return whether to search for a problem.
 
         ``kind``: match of the best stored answer, None if there is none. ``from_heuristic``: no answer is stored, and
@@ -191,7 +191,7 @@ class Policy:
         """
         if self.search is not Search.MISSING:
             return self.search is Search.ALWAYS
-        return not (self.known is Known.ANY if from_heuristic else kind in _KNOWN[self.known])
+        return not (self.known is KnownAnswers.ANY if from_heuristic else kind in _KNOWN[self.known])
 
     def strategy(self, op: str) -> str | None:
         """Return the strategy that searches for an operation; None for no search."""
@@ -217,7 +217,7 @@ def decide(settings: Settings) -> Policy:
     )  # fmt: skip
 
 
-def _warnings(rule: Rule, settings: Settings) -> list[str]:
+def _warnings(rule: PolicyRule, settings: Settings) -> list[str]:
     enforce = settings.find_enforce
     named = f"{enforce} ({_ENFORCE_NAMES[enforce]})"
     asks = enforce in ("2345" if settings.frozen else "234")
@@ -227,7 +227,7 @@ def _warnings(rule: Rule, settings: Settings) -> list[str]:
         found.append(_KEEPS)
     if settings.lock_file and rule.search is Search.ALWAYS:
         found.append(_LOCKED)
-    return [*found, *places.warnings(settings)]
+    return [*found, *open_databases.warnings(settings)]
 
 
 def _how(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .measure import Candidate
+    from ..measure.base import Candidate
 
 #: Listeners for the progress of tuning during loads, the newest last.
 _LISTENERS: list[Callable[[str], None]] = []

@@ -2,7 +2,7 @@
 
 It is one JSON object, replaced atomically at each change. It can therefore be watched, and stays valid however tuning
 ends. docs/tune-files.md describes its members. This module holds the part common to all kinds of tuning. `online`
-writes the tuning of a process that loads models; `plugins.tune_result` that of whole models and dumped problems.
+writes the tuning of a process that loads models; `model_tuning.result` that of whole models and dumped problems.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.base import Device
 from ..errors import InputError
+from ..knowledge.key import WHERE_FIELDS, Where
+from ..knowledge.record import Ratio
+from ..measure.base import Candidate
 from ..settings import Settings
 from ..solvers.base import Problem
-from . import evidence, suggest
-from .key import WHERE_FIELDS, Where
-from .measure import Candidate
-from .record import Ratio
+from . import evidence, suggested_commands
 from .session import Outcome
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def head(kind: str, model: str | None, device: Device, settings: Mapping[str, An
 def problem_json(problem: Problem, device: str, settings: Settings) -> dict[str, Any]:
     """Describe a problem with the command that poses it on a device; the command is None if there is none."""
     try:
-        line = suggest.driver(problem, device, settings)
+        line = suggested_commands.driver(problem, device, settings)
     except InputError:
         line = None
     return {"problem": problem.key(), "op": problem.op, "command": line}

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 
 from ..devices.base import Target
 from ..errors import DeviceError
+from ..knowledge.key import Key
+from ..knowledge.record import FAULTS, Fault, Measurement, Ratio, Survey
+from ..measure.base import Candidate, Measurer, Regime
+from ..measure.statistics import UNKNOWN, unknown
 from ..search.base import Status
 from ..solvers.base import Config, Problem, Solver
 from ..solvers.base import solvers as registered
 from . import evidence
-from .contest import ALPHA, FUTILE, Confirmation, Contest, Verdict, confirm, race
-from .hunt import Found, Hunt, Tried, plain
-from .key import Key
-from .measure import Candidate, Measurer, Regime
+from .candidate_search import CorrectResult, Hunt, TriedCandidate, plain
+from .contest import ALPHA, FUTILE, Confirmation, Contest, ContestVerdict, confirm, race
 from .progress import Progress, Watch
-from .record import FAULTS, Fault, Measurement, Ratio, Survey
-from .statistics import UNKNOWN, unknown
 
 #: Shares of the budget at which the search and the race end; the rest belongs to the confirmation.
 SEARCH_SHARE, RACE_SHARE = 0.65, 0.80
@@ -50,7 +50,7 @@ class Outcome:
     #: results for every candidate except faults; None if only the default was examined
     survey: Survey | None = None
     #: every examined candidate, in order
-    trials: tuple[Tried, ...] = ()
+    trials: tuple[TriedCandidate, ...] = ()
     #: seconds by phase (search, race, confirm), and those spent on compiling and checking
     seconds: Mapping[str, float] = field(default_factory=dict)
     #: whether nothing was found to be faster, but the search was too short to rule it out
@@ -180,7 +180,7 @@ def duel(
     for who in dict.fromkeys((default, candidate)):
         hunt.attempt(who)
     contest = Contest([default, default, candidate])
-    found = Confirmation(Verdict.FALLEN, Ratio.one(), Ratio.one())
+    found = Confirmation(ContestVerdict.FALLEN, Ratio.one(), Ratio.one())
     if default in hunt.found and candidate in hunt.found:
         found = confirm(contest, measurer, watch)
         for row, attempt in contest.fallen.items():
@@ -191,7 +191,7 @@ def duel(
             if who == candidate and bad.status in FAULTS:
                 return session.fault(who)
             raise DeviceError(bad.why, where=f"{who[0]} {dict(who[1])}", hint="it cannot be measured here")
-    confirmed = found.verdict is Verdict.GAIN
+    confirmed = found.verdict is ContestVerdict.GAIN
     samples = contest.samples[2]
     return session.measurement(candidate, samples, found.gain, found.control, confirmed, default)
 
@@ -294,8 +294,8 @@ class _Session:
             self.hunt.discard(contest.entrants[row], attempt)
         return contest.upset or (bool(contest.fallen) and not contest.leaders)
 
-    def _conclude(self, baseline: Found, raced: Contest, final: Contest, found: Confirmation | None) -> Outcome:
-        won = found is not None and found.verdict is Verdict.GAIN
+    def _conclude(self, baseline: CorrectResult, raced: Contest, final: Contest, found: Confirmation | None) -> Outcome:
+        won = found is not None and found.verdict is ContestVerdict.GAIN
         chosen = final.entrants[2] if won else baseline.candidate
         fault = self._default_fault()
         records = self._records(baseline, raced, final, found)
@@ -335,8 +335,8 @@ class _Session:
         if found is None:  # no candidate was left to confirm, because of the race or for lack of time
             short = any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
         else:
-            short = found.verdict in (Verdict.NOISY, Verdict.SHORT)
-        is_gain = found is not None and found.verdict is Verdict.GAIN
+            short = found.verdict in (ContestVerdict.NOISY, ContestVerdict.SHORT)
+        is_gain = found is not None and found.verdict is ContestVerdict.GAIN
         return not is_gain and (short or not self.hunt.is_enough)
 
     def _of_default(self, who: Candidate, samples: Sequence[float], control: Ratio, is_answer: bool) -> Measurement:
@@ -348,14 +348,14 @@ class _Session:
     # ---- records -----------------------------------------------------------------------------------------------------
 
     def _records(
-        self, baseline: Found, raced: Contest, final: Contest, found: Confirmation | None
+        self, baseline: CorrectResult, raced: Contest, final: Contest, found: Confirmation | None
     ) -> tuple[Measurement, ...]:
         control = found.control if found is not None else raced.gain(1, ALPHA)
         is_answer = not self._is_open(raced, found) and not self.watch.stopped
         own = final.samples[0] or raced.samples[0]
         made = [self._of_default(baseline.candidate, own, control, is_answer)]
         if found is not None:
-            won = found.verdict is Verdict.GAIN
+            won = found.verdict is ContestVerdict.GAIN
             made.append(
                 self.measurement(
                     final.entrants[2], final.samples[2], found.gain, found.control, won, baseline.candidate
@@ -367,9 +367,7 @@ class _Session:
                 if not gain.pairs:  # there was no time to race it
                     gain = replace(gain, median=baseline.seconds / self.hunt.found[candidate].seconds)
                 samples = raced.samples[row]
-                made.append(
-                    self.measurement(candidate, samples, gain, raced.gain(1, ALPHA), False, baseline.candidate)
-                )
+                made.append(self.measurement(candidate, samples, gain, raced.gain(1, ALPHA), False, baseline.candidate))
         return tuple(m for m in made if not self._would_demote(m))
 
     def _would_demote(self, m: Measurement) -> bool:

@@ -19,22 +19,23 @@ from typing import TYPE_CHECKING
 from ..devices.base import Device
 from ..errors import DatabaseError, DeviceError, InputError, UnsupportedError
 from ..ir.types import Layout
+from ..knowledge import open_databases
+from ..knowledge.database import Database, MemoryDatabase
+from ..knowledge.key import MatchKind, Where
+from ..knowledge.record import AnyRecord, Measurement, Survey
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
-from . import evidence, places
+from . import evidence
 from .choice import Choice as Choice
 from .choice import Origin as Origin
-from .database import Database, MemoryDatabase
-from .key import Kind, Where
-from .kin import Kin
-from .lookup import Answer, Found, Layer, Lookup
+from .lookup import KnowledgeLayer, Lookup, LookupAnswer, StoredAnswer
 from .policy import Candidates, Policy, Search, decide
-from .record import AnyRecord, Measurement, Survey
+from .similar_problems import Kin
 
 if TYPE_CHECKING:  # modules for searches are imported when one begins: most processes only use known answers
-    from .heuristic import Advice, Heuristic
+    from ..heuristic.trees import Heuristic, HeuristicAdvice
+    from ..measure.base import Measurer
     from .lockfile import Locked
-    from .measure import Measurer
     from .online import Searches
     from .progress import Progress
     from .session import Outcome
@@ -49,7 +50,7 @@ MOST_CHOSEN = 10_000
 
 
 def _measurer(device: Device, settings: Settings) -> Measurer:
-    from .isolated import measurer_for
+    from ..measure.isolated import measurer_for
 
     return measurer_for(device, settings)
 
@@ -86,12 +87,12 @@ class Tuner:
         self._given = candidates
         self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
         self.policy = decide(settings)
-        self.user = places.open_user(settings) if user is None else user
+        self.user = open_databases.open_user(settings) if user is None else user
         #: records that could not be written to the user's knowledge base
         self._unsaved = MemoryDatabase()
         layers = _layers(settings, self.policy, self.user, system)
         accurate = settings.execution_mode_hint == "ACCURACY"
-        self.lookup = Lookup([Layer(Origin.SEARCH.value, self._unsaved), *layers], accurate)
+        self.lookup = Lookup([KnowledgeLayer(Origin.SEARCH.value, self._unsaved), *layers], accurate)
         #: LOCK_FILE; it comes before all layers
         self.locked = _locked(settings)
         #: the choice for each problem on each device, oldest first; `lock` writes them down
@@ -109,7 +110,9 @@ class Tuner:
         """Add the records embedded in the model as a layer behind the user's knowledge base (USE_EMBEDDED)."""
         layers = list(self.lookup.layers)
         at = next(n for n, layer in enumerate(layers) if layer.name == Origin.SYSTEM.value)
-        self.lookup = Lookup([*layers[:at], Layer(Origin.MODEL.value, records), *layers[at:]], self.lookup.accurate)
+        self.lookup = Lookup(
+            [*layers[:at], KnowledgeLayer(Origin.MODEL.value, records), *layers[at:]], self.lookup.accurate
+        )
 
     @property
     def serves_classes(self) -> bool:
@@ -127,7 +130,7 @@ class Tuner:
     @cached_property
     def heuristic(self) -> Heuristic | None:
         """The heuristic. Read on first use, because a fully tuned model does not need it."""
-        return places.open_heuristic(self.settings) if self._heuristic is None else self._heuristic
+        return open_databases.open_heuristic(self.settings) if self._heuristic is None else self._heuristic
 
     @cached_property
     def candidates(self) -> tuple[Solver, ...]:
@@ -146,7 +149,7 @@ class Tuner:
     def choose(self, problem: Problem, device: Device) -> Choice:
         """Return the solver to use. Raises `UnsupportedError` with every solver's reason if there is none."""
         if self.settings.enable_tune_dump or self.settings.enable_logging_cmd:
-            from . import dump
+            from .offline import dump
 
             dump.record(problem, device, self.settings)
         choice = self._locked(problem, device) or self._choose(problem, device)
@@ -246,7 +249,7 @@ class Tuner:
                 return str(self.lookup.barred(solver, config, problem, device.target, (solver.id, config)))
         return "used only where it was measured"
 
-    def known(self, problem: Problem, device: Device, default: Choice) -> Answer:
+    def known(self, problem: Problem, device: Device, default: Choice) -> LookupAnswer:
         """Ask the knowledge bases about a static problem."""
         asked = self._candidates(problem.op, device.target.language)
         # a host default replaces one of the device's own that is barred
@@ -267,7 +270,7 @@ class Tuner:
     def _refusals(self, problem: Problem, device: Device) -> dict[str, str]:
         return self.ask(problem, device)[1]
 
-    def advise(self, problem: Problem, device: Device, default: Choice, most: int = 1) -> Advice | None:
+    def advise(self, problem: Problem, device: Device, default: Choice, most: int = 1) -> HeuristicAdvice | None:
         """Return the heuristic's advice for a static problem, with up to ``most`` picks; None if it does not apply."""
         if self.heuristic is None or default.solver.host:
             return None
@@ -283,7 +286,7 @@ class Tuner:
         asked = [s for s in self._candidates(problem.op, device.target.language) if not s.host]
         return self.heuristic.advise(problem, device.target, mine, asked, why_not, most)
 
-    def _wants(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
+    def _wants(self, problem: Problem, device: Device, default: Choice, answer: LookupAnswer) -> bool:
         if answer.best is not None:
             return self.policy.wanted(answer.best.match.kind)
         if self.policy.search is not Search.MISSING:  # independent of the heuristic
@@ -341,7 +344,7 @@ class Tuner:
             return not is_fixed and self._is_missing(problem, device, default, self.known(problem, device, default))
         return False
 
-    def _is_missing(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
+    def _is_missing(self, problem: Problem, device: Device, default: Choice, answer: LookupAnswer) -> bool:
         """Whether the problem should be searched and this tuner has not done so."""
         is_done = (problem.key(), Where.of(device.target)) in self._done
         return not is_done and self._wants(problem, device, default, answer)
@@ -351,7 +354,7 @@ class Tuner:
         if device.target.device != "cpu":
             self._measurer(device, self.settings).expect(seconds)
 
-    def foresee(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> None:
+    def foresee(self, problem: Problem, device: Device, default: Choice, answer: LookupAnswer) -> None:
         """Announce the search after the one about to begin; its first candidates may be compiled during that one."""
         measurer = self._measurer(device, self.settings)
         if measurer.beside:
@@ -366,7 +369,9 @@ class Tuner:
         """Results of searches for similar problems."""
         return Kin(self.user)
 
-    def _seeds(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> dict[str, list[Config]]:
+    def _seeds(
+        self, problem: Problem, device: Device, default: Choice, answer: LookupAnswer
+    ) -> dict[str, list[Config]]:
         """Return configs to try first, by solver: known ones, the heuristic's picks, and those of similar problems."""
         seeds: dict[str, list[Config]] = {}
         for found in answer.found:
@@ -383,7 +388,7 @@ class Tuner:
         problem: Problem,
         device: Device,
         default: Choice,
-        answer: Answer,
+        answer: LookupAnswer,
         report: Callable[[Progress], None] | None = None,
         seconds: float | None = None,
         stop: Callable[[], bool] | None = None,
@@ -402,14 +407,14 @@ class Tuner:
         problem: Problem,
         device: Device,
         default: Choice,
-        answer: Answer,
+        answer: LookupAnswer,
         report: Callable[[Progress], None] | None,
         seconds: float | None,
         stop: Callable[[], bool] | None,
         regime: str | None,
         decide: bool,
     ) -> Outcome | None:
-        from . import session, winners
+        from . import keep_programs, session
 
         strategy = self.policy.strategy(problem.op)
         taking_part = self._taking_part(problem, device, default, answer)
@@ -441,7 +446,7 @@ class Tuner:
         self._store(problem, outcome)
         if outcome.survey is not None:
             self.kin.learn(outcome.survey)
-        winners.keep_programs(self._measurer(device, self.settings), outcome, device, self.settings)
+        keep_programs.keep_programs(self._measurer(device, self.settings), outcome, device, self.settings)
         return outcome
 
     def _surveys(self, problem: Problem) -> list[Survey]:
@@ -472,11 +477,11 @@ class Tuner:
             warn(f"what is tuned is used, and lost when this process ends: {error}")
             self._unsaved.add(records)
 
-    def _extend(self, found: Found) -> None:
+    def _extend(self, found: StoredAnswer) -> None:
         """Add an answer to TUNING_FILE if it is missing there."""
-        exact = found.match.kind is Kind.EXACT and found.layer != Origin.FILE.value
+        exact = found.match.kind is MatchKind.EXACT and found.layer != Origin.FILE.value
         if exact and found.measurement.digest not in self._filed:
-            from .tuning_file import TuningFile
+            from ..knowledge.tuning_file import TuningFile
 
             self._filed.add(found.measurement.digest)
             try:
@@ -486,7 +491,7 @@ class Tuner:
             for text in skipped:
                 warn(text)
 
-    def _taking_part(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> list[Solver]:
+    def _taking_part(self, problem: Problem, device: Device, default: Choice, answer: LookupAnswer) -> list[Solver]:
         """Return the solvers that take part in a search, as FIND_MODE demands."""
         if self.policy.candidates is Candidates.IMMEDIATE:
             advice = None if answer.best is not None else self.advise(problem, device, default)
@@ -576,18 +581,18 @@ def reasons(rejected: Mapping[str, str]) -> str:
     return "; ".join(f"{k}: {v}" for k, v in rejected.items()) or "there are no solvers"
 
 
-def _layers(settings: Settings, policy: Policy, user: Database, system: Database | None) -> list[Layer]:
+def _layers(settings: Settings, policy: Policy, user: Database, system: Database | None) -> list[KnowledgeLayer]:
     """Return the layers in the order in which they are asked."""
-    system = places.open_system(settings) if system is None else system
-    found = [Layer(Origin.USER.value, user), Layer(Origin.SYSTEM.value, system)]
+    system = open_databases.open_system(settings) if system is None else system
+    found = [KnowledgeLayer(Origin.USER.value, user), KnowledgeLayer(Origin.SYSTEM.value, system)]
     if policy.use_tuning_file:
-        from .tuning_file import TuningFile
+        from ..knowledge.tuning_file import TuningFile
 
         path = Path(settings.tuning_file)
         database = TuningFile(path).as_database(new=policy.extend_tuning_file)
         for text in database.damage():
             warn(text)
-        found.insert(0, Layer(Origin.FILE.value, database))
+        found.insert(0, KnowledgeLayer(Origin.FILE.value, database))
     return found
 
 

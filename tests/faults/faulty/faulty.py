@@ -20,8 +20,8 @@ from tunewright.devices.base import Device, Queue, Target
 from tunewright.ir.types import DType
 from tunewright.search.space import Space
 from tunewright.solvers.base import Array, Config, Kernel, Problem, Solver
-from tunewright.solvers.opencl.base import CSolver, tensor
-from tunewright.solvers.opencl.emit import Call, In, Out, Source
+from tunewright.solvers.c.source.base import CSolver, tensor
+from tunewright.solvers.c.source.emit import EmittedLaunch, In, Out, Source
 
 OP = "Relu"
 PACES = (1, 2, 4)
@@ -208,7 +208,7 @@ class FaultyC(CSolver):
     def default(self, problem: Problem, target: Target) -> Config:
         return {"how": "good", "pace": 2}
 
-    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[EmittedLaunch]:
         source = Source("faulty", self.specialise)
         source.buffer("x", DType.FLOAT32, In(0))
         source.buffer("y", DType.FLOAT32, Out())

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from tunewright.devices.base import Target
-from tunewright.devices.cuda import CudaDevice, CudaQueue
+from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
-from tunewright.solvers.cuda import Call, CudaSolver
+from tunewright.solvers.cuda_kernel import Call, CudaSolver
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 

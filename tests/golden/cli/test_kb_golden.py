@@ -12,12 +12,12 @@ import pytest
 from tunewright import tools
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, TensorType
+from tunewright.knowledge.key import Where
+from tunewright.knowledge.open_databases import open_user
+from tunewright.knowledge.system import write_lines
 from tunewright.search.base import Status
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning.key import Where
-from tunewright.tuning.places import open_user
-from tunewright.tuning.system import write_lines
 from unit.kb_records import fault, measurement, problem
 
 FOLDER = Path(__file__).parent
@@ -80,9 +80,7 @@ def bases(tmp_path, monkeypatch):
         tmp_path / "system" / "system.jsonl",
         [
             measurement(conv(256, 14), GPU, "opencl.conv_plain", {"tile": 64, "slab": 32}, (2.31, 2.2, 2.4)),
-            measurement(
-                conv(256, 14), CPU, blocked, {"nb": 4, "ur": 7, "run": 14}, (1.3, 1.25, 1.36), default=default
-            ),
+            measurement(conv(256, 14), CPU, blocked, {"nb": 4, "ur": 7, "run": 14}, (1.3, 1.25, 1.36), default=default),
         ],
     )
     colleague = measurement(relu, CPU, blocked, {"nb": 2, "ur": 7, "run": 28}, (1.61, 1.55, 1.66), default=default)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...errors import DeviceError, ExecutionError, SettingsError
-from .. import building
+from tunewright.errors import DeviceError, ExecutionError, SettingsError
+
+from .. import build_options
 from . import isa
 
 #: the oldest clang that knows everything that kernels use
@@ -56,7 +57,7 @@ _TARGETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
 @dataclass(frozen=True)
-class Compiler:
+class ClangCommands:
     """Two commands, and what they are."""
 
     compile: tuple[str, ...]
@@ -110,7 +111,7 @@ class Compiler:
         return str(made)
 
     def _run(self, command: list[str], label: str) -> None:
-        apart = building.is_apart()
+        apart = build_options.is_apart()
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -119,7 +120,7 @@ class Compiler:
         except OSError as error:
             raise ExecutionError(f"the compiler {command[0]} cannot be run: {error.strerror or error}") from None
         with process:
-            building.settle(process.pid, building.current().gpu_host_task_priority)
+            build_options.settle(process.pid, build_options.current().gpu_host_task_priority)
             try:
                 said = _output(process, PATIENCE).decode("utf-8", "replace").strip()
             except subprocess.TimeoutExpired:
@@ -190,7 +191,7 @@ def ended(code: int) -> str:
 
 
 @cache
-def find(named: str = "") -> Compiler:
+def find(named: str = "") -> ClangCommands:
     """The compiler to use; DeviceError when there is none. ``named``: what CPU_COMPILER says; SettingsError when that
     will not do."""
     if named:
@@ -226,7 +227,7 @@ def _zig_of_wheel() -> Path | None:
     return None
 
 
-def _zig(path: Path) -> Compiler:
+def _zig(path: Path) -> ClangCommands:
     """Zig's binary is clang and lld as well; called so, it needs neither a home folder nor a cache."""
     version = _version_of_wheel(path.parent) if path == _zig_of_wheel() else ""
     version = version or _said(str(path), "version")
@@ -234,7 +235,7 @@ def _zig(path: Path) -> Compiler:
         raise DeviceError(f"{path} is not zig", hint=REMEDY)
     target = f"--target={_TARGETS[isa.machine()]}"
     link = (str(path), "ld.lld", "-shared", "--threads=1", *_LINKING)  # its threads take longer to start than to link
-    return Compiler((str(path), "clang", target), link, f"zig {version}", _identity(path, version))
+    return ClangCommands((str(path), "clang", target), link, f"zig {version}", _identity(path, version))
 
 
 def _version_of_wheel(package: Path) -> str:
@@ -250,7 +251,7 @@ def _version_of_wheel(package: Path) -> str:
         return ""
 
 
-def _clang(path: str) -> Compiler:
+def _clang(path: str) -> ClangCommands:
     said = _said(path, "--version")
     found = re.search(r"clang version (\d+)[\w.]*", said)
     if found is None:
@@ -259,7 +260,7 @@ def _clang(path: str) -> Compiler:
         raise DeviceError(f"{path} is {found[0]}, which is too old", hint=REMEDY)
     version = found[0].replace(" version", "")
     link = (path, "-nostdlib", "-shared", *(f"-Wl,{option}" for option in _LINKING))
-    return Compiler((path,), link, version, _identity(Path(path), version))
+    return ClangCommands((path,), link, version, _identity(Path(path), version))
 
 
 def _said(*command: str) -> str:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
 
-from ...errors import DeviceError, SettingsError
-from ...ir.formulas import Formulas
-from ...settings import Settings
+from tunewright.errors import DeviceError, SettingsError
+from tunewright.ir.formulas import Formulas
+from tunewright.settings import Settings
+
 from ..base import Device, Target
 from ..c_device import CDevice, CQueue
 from ..executable import Part
@@ -22,10 +23,10 @@ from . import isa
 from .compiler import FLAGS
 from .formulas import Evaluator
 from .isa import Level
-from .pool import Pool
+from .pool import ThreadPool
 from .processor import begin, find_compiler, processor, thread_pool, why_not
-from .programs import Program, Programs
-from .table import Table
+from .programs import LoadedProgram, NativePrograms
+from .table import LaunchTable
 
 #: flags of a processor whose clock never changes its pace, and seconds over which that is measured
 EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
@@ -102,7 +103,7 @@ class NativeDevice(CDevice):
             raise DeviceError(why)
         compiler = find_compiler(named)
         self.level, self._named, self.compiles = level, named, compiler is not None
-        self._programs = Programs(level.flags, compiler, f"CPU {level.title}")
+        self._programs = NativePrograms(level.flags, compiler, f"CPU {level.title}")
         version = compiler.version if compiler is not None else "no compiler"
         self.target = Target(
             "cpu", processor().name, level.title, self.pool.cores, (("runtime", "native"), ("compiler", version)), "c",
@@ -135,14 +136,14 @@ class NativeDevice(CDevice):
     def queue(self) -> NativeQueue:
         return NativeQueue(self)
 
-    def link(self, parts: Sequence[Part]) -> Table:
-        return Table(self, parts)
+    def link(self, parts: Sequence[Part]) -> LaunchTable:
+        return LaunchTable(self, parts)
 
     def compute_formulas(self, formulas: Formulas) -> None:
         with contextlib.suppress(OverflowError):  # of a constant
             formulas.compiled = Evaluator(formulas.flat(), lambda: self.pool.quick)
 
-    def build(self, source: str) -> Program:
+    def build(self, source: str) -> LoadedProgram:
         return self._programs.build(source)
 
     def begin_build(self, sources: Sequence[str]) -> None:
@@ -185,8 +186,8 @@ def _refusal(settings: Settings) -> DeviceError | SettingsError | None:
 
 
 @cache
-def _pool(mode: str) -> Pool:
-    return Pool(thread_pool, mode)
+def _pool(mode: str) -> ThreadPool:
+    return ThreadPool(thread_pool, mode)
 
 
 DEVICES = (NativeDevice,)

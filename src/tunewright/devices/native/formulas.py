@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.formulas import Computed, Flat
+from tunewright.ir.formulas import Computed, Flat
+
 from ..base import address
 
 _WORD = 0xFFFFFFFFFFFFFFFF

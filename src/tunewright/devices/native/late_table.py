@@ -1,4 +1,5 @@
-"""Words of a launch table that the launch itself computes: numbers that depend on a late symbol (`ir/late.py`)."""
+"""Words of a launch table that the launch itself computes: numbers that depend on a late symbol
+(`ir/launch_symbols.py`)."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...ir.late import Result, Source, Symbol
-from ...ir.symbolic import Whole, hint
-from ..rows import Late
-from .steps import Cell, Function, Listing, Op, Operand
+from tunewright.ir.launch_symbols import Source, StepResult, Symbol
+from tunewright.ir.symbolic import Whole, hint
+
+from ..control_rows import Late
+from .table_format import Function, Listing, Operand, RowCode, TableCell
 
 _FUNCTIONS: Mapping[Callable[[int, int], int], Function] = {
     operator.add: Function.ADD, operator.mul: Function.MULTIPLY, operator.floordiv: Function.DIVIDE,
@@ -28,13 +30,13 @@ class LateWords:
     symbols: Mapping[int, Operand]
     listing: Listing
     #: iterations that are left, and behind it the step that ended the run
-    left: Cell
+    left: TableCell
     #: a word that is a number
-    constant: Callable[[int], Cell]
+    constant: Callable[[int], TableCell]
     #: says what a word is that is known in front of the launch
     word_is: Callable[[Operand, Whole], None]
     _functions: list[tuple[Function, Operand, Operand, Operand]] = field(default_factory=list)
-    _results: list[Cell] = field(default_factory=list)
+    _results: list[TableCell] = field(default_factory=list)
     #: words that are a number, or another word with a number added
     _wanted: list[tuple[Operand, Whole]] = field(default_factory=list)
     _sums: list[tuple[Operand, Whole, Sequence[Operand]]] = field(default_factory=list)
@@ -62,11 +64,11 @@ class LateWords:
             more = self._word(code.value(number))
             self._functions += [(Function.ADD, word, base, more) for word in words]
         flat = [operand for function in self._functions for operand in function]
-        self.listing.rows[self.step] = (int(Op.COMPUTE), self.left, len(self._functions), *flat)
+        self.listing.rows[self.step] = (int(RowCode.COMPUTE), self.left, len(self._functions), *flat)
 
     def _word(self, source: Source) -> Operand:
         """The word that holds a value."""
-        if isinstance(source, Result):
+        if isinstance(source, StepResult):
             return self._results[source.step]
         if isinstance(source, Symbol):
             return self.symbols[source.atom]

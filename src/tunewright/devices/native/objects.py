@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 
-from ...errors import DeviceError, ExecutionError, SettingsError
-from ...settings import own_folder
-from .. import building
+from tunewright.errors import DeviceError, ExecutionError, SettingsError
+from tunewright.settings import own_folder
+
+from .. import build_options
 
 _HANDLES = "/proc/self/fd"
 _NUMBERS = itertools.count()
 
 
-class Loaded:
+class SharedObject:
     """A shared object. It is unloaded with the last reference to it."""
 
     def __init__(self, binary: bytes, name: str = "kernel") -> None:
@@ -50,7 +51,7 @@ class Loaded:
 def _load(binary: bytes, name: str) -> int:
     """A handle of the loader's."""
     _mathematics()
-    kept = building.current().kernel_symbols_dir
+    kept = build_options.current().kernel_symbols_dir
     if kept:
         return _load_kept(binary, name, Path(kept))
     failed: OSError | None = None

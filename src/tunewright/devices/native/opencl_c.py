@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ...errors import SettingsError
+from tunewright.errors import SettingsError
+
 from .compiler import OPENCL_C, OPENCL_C_LOOP
 
 #: the function that runs a kernel of such a text over a range of its grid

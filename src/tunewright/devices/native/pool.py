@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..base import address
-from . import cores
-from .objects import Loaded
+from . import usable_cores
+from .objects import SharedObject
 
 #: microseconds that idle workers look for work before they sleep, and that callers wait for their turn at Python: what
 #: it costs to wake them. Under a quota of the container's time looking is work, too.
@@ -39,7 +39,7 @@ class _Run(ctypes.Structure):
 class _Made:
     """The compiled text with its memory."""
 
-    def __init__(self, loaded: Loaded, count: int) -> None:
+    def __init__(self, loaded: SharedObject, count: int) -> None:
         self.loaded, self.library = loaded, loaded.library
         library = self.library
         library.pool_bytes.restype = library.pool_ticks.restype = library.pool_us.restype = ctypes.c_uint64
@@ -48,19 +48,19 @@ class _Made:
         self.at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
         library.pool_make(self.at, count)
         if count > 1:
-            spin = SPIN if cores.quota() is None else SPIN_IN_QUOTA
+            spin = SPIN if usable_cores.quota() is None else SPIN_IN_QUOTA
             library.pool_spin(self.at, ctypes.c_uint64(spin))
 
 
-class Pool:
+class ThreadPool:
     """Threads that share the cores of the process among all runs.
 
     ``load`` is asked for the compiled text when something is run first: until then it may still be compiled.
     """
 
-    def __init__(self, load: Callable[[], Loaded], mode: str = "YES") -> None:
+    def __init__(self, load: Callable[[], SharedObject], mode: str = "YES") -> None:
         self._load, self._mode, self._lock, self._started = load, mode, threading.Lock(), False
-        self.cores = cores.count()
+        self.cores = usable_cores.count()
         self._made: _Made | None = None
         os.register_at_fork(after_in_child=self._forked)
 
@@ -102,7 +102,7 @@ class Pool:
             if self._started:
                 return
             # One for each core: where they are bound, the one on the caller's core stays out of its runs.
-            for core, usable in cores.places(self._mode, self.cores):
+            for core, usable in usable_cores.places(self._mode, self.cores):
                 made.library.pool_add(made.at, _mask(usable), ctypes.c_int(core))
             self._started = True
 
@@ -122,7 +122,7 @@ class Pool:
             made = self._made
             if made is None or not self._started:
                 return
-            for worker, (core, usable) in enumerate(cores.places(mode, self.cores)):
+            for worker, (core, usable) in enumerate(usable_cores.places(mode, self.cores)):
                 made.library.pool_bind(made.at, ctypes.c_int(worker), _mask(usable), ctypes.c_int(core))
 
     def runner(self, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None = None) -> Runner:
@@ -140,7 +140,7 @@ class Runner:
 
     __slots__ = ("_kept", "_pool", "_run", "again", "cancel")
 
-    def __init__(self, pool: Pool, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None) -> None:
+    def __init__(self, pool: ThreadPool, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None) -> None:
         made = pool._ready()
         self._run = _Run(address(table), None if times is None else address(times), SLICE)
         self._pool, self._kept = pool, (table, times)

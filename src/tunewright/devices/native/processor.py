@@ -15,16 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import DeviceError, ExecutionError, SettingsError, TunewrightError
-from ...settings import Settings
+from tunewright.errors import DeviceError, ExecutionError, SettingsError, TunewrightError
+from tunewright.settings import Settings
+
 from .. import kernel_cache
 from ..host import cache_sizes, cpu_flags, cpu_name
 from ..kernel_cache import KernelCache
 from . import compiler, isa
-from .compiler import FLAGS, Compiler, ended
+from .compiler import FLAGS, ClangCommands, ended
 from .isa import Level
-from .objects import Loaded, file_of, places
-from .programs import Programs
+from .objects import SharedObject, file_of, places
+from .programs import NativePrograms
 
 _HERE = Path(__file__).parent
 #: texts of the thread pool and what serves its tables, and what tells which processor this is
@@ -89,7 +90,7 @@ class Processor:
 
 
 @cache
-def find_compiler(named: str = "") -> Compiler | None:
+def find_compiler(named: str = "") -> ClangCommands | None:
     """The compiler, or none: then what is in the cache still runs."""
     try:
         return compiler.find(named)
@@ -116,7 +117,7 @@ def processor() -> Processor:
     return Processor(_name(int(words[0]), architecture), tuple(levels))
 
 
-def thread_pool() -> Loaded:
+def thread_pool() -> SharedObject:
     """The thread pool in C (`pool`), which takes longer to compile than most kernels. DeviceError without it."""
     return _loaded(_text(*POOL))
 
@@ -151,14 +152,14 @@ def _text(*names: str) -> str:
 
 
 @cache
-def _runtime() -> Programs:
+def _runtime() -> NativePrograms:
     """What is compiled for any processor of the architecture."""
-    return Programs(["-DRUNTIME"], find_compiler(Settings.from_environment().cpu_compiler), "thread pool")
+    return NativePrograms(["-DRUNTIME"], find_compiler(Settings.from_environment().cpu_compiler), "thread pool")
 
 
 @lru_cache(8)
-def _prober(level: Level, named: str) -> Programs:
-    return Programs([*level.flags, "-Wno-everything"], find_compiler(named), "probe", entry="start")
+def _prober(level: Level, named: str) -> NativePrograms:
+    return NativePrograms([*level.flags, "-Wno-everything"], find_compiler(named), "probe", entry="start")
 
 
 def _kept() -> contextlib.AbstractContextManager[None]:
@@ -171,7 +172,7 @@ def _place() -> KernelCache | None:
     return KernelCache.of(Settings.from_environment())
 
 
-def _loaded(text: str) -> Loaded:
+def _loaded(text: str) -> SharedObject:
     try:
         with _kept():
             return _runtime().build(text).loaded

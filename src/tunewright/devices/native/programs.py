@@ -13,13 +13,14 @@ from contextvars import copy_context
 from functools import partial
 from weakref import WeakSet
 
-from ...errors import DeviceError, ExecutionError
-from .. import building, kernel_cache
+from tunewright.errors import DeviceError, ExecutionError
+
+from .. import build_options, kernel_cache
 from ..c_device import NoCompiler
 from ..kernel_cache import KernelCache
-from . import cores, isa, symbols
-from .compiler import FLAGS, OPENCL_C, OPENCL_C_FLAGS, REMEDY, STRICT, Compiler
-from .objects import Loaded
+from . import isa, object_symbols, usable_cores
+from .compiler import FLAGS, OPENCL_C, OPENCL_C_FLAGS, REMEDY, STRICT, ClangCommands
+from .objects import SharedObject
 
 #: programs in memory; those that a kernel uses live on without it
 MOST = 512
@@ -29,26 +30,26 @@ _EXPORT = "\nEXPORT void "
 _NAME = re.compile(rf"^EXPORT void (\w+)\(|^{re.escape(OPENCL_C)} /\* (\w+) \*/", re.MULTILINE)
 
 
-class Program:
+class LoadedProgram:
     """A loaded text."""
 
     def __init__(self, binary: bytes, name: str) -> None:
         #: to store it in another cache, too
         self.binary = binary
-        self.loaded = Loaded(binary, name)
+        self.loaded = SharedObject(binary, name)
 
     def entry(self, name: str) -> int:
         """The address of a kernel."""
         return self.loaded.address(name)
 
 
-class Programs:
+class NativePrograms:
     """What `build` returns stays valid as long as someone holds it. Safe to use from several threads, and in a fork."""
 
-    def __init__(self, flags: Sequence[str], compiler: Compiler | None, title: str, entry: str = "") -> None:
-        """``entry``: see `Compiler.build`."""
+    def __init__(self, flags: Sequence[str], compiler: ClangCommands | None, title: str, entry: str = "") -> None:
+        """``entry``: see `ClangCommands.build`."""
         self._flags, self._compiler, self._title, self._entry = [*flags], compiler, title, entry
-        self._kept: OrderedDict[str, Program] = OrderedDict()
+        self._kept: OrderedDict[str, LoadedProgram] = OrderedDict()
         #: in which caches a program is
         self._stored: dict[str, list[KernelCache]] = {}
         #: what a cache has, and the loader did not take
@@ -60,14 +61,14 @@ class Programs:
         """A fork has no threads that would finish what they compile, nor release a lock."""
         self._lock = threading.Lock()
         #: what is being compiled, and what could not be, until it was reported
-        self._begun: dict[str, Future[Program]] = {}
+        self._begun: dict[str, Future[LoadedProgram]] = {}
         #: compilers that run, and the lengths of texts that wait for one
         self._running, self._waiting, self._turns = 0, list[int](), threading.Condition()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def build(self, source: str) -> Program:
+    def build(self, source: str) -> LoadedProgram:
         """The loaded program of a text."""
         made = self._kept_or_begun(source)
         if isinstance(made, Future):
@@ -89,10 +90,10 @@ class Programs:
             before = self._begun.get(source)
             if before is not None and before.done():  # it could not be compiled then, and nobody wanted it
                 del self._begun[source]
-        return isinstance(self._kept_or_begun(source), Program)
+        return isinstance(self._kept_or_begun(source), LoadedProgram)
 
-    def _kept_or_begun(self, source: str) -> Program | Future[Program]:
-        building.write_source(source, ".c", name_of(source))
+    def _kept_or_begun(self, source: str) -> LoadedProgram | Future[LoadedProgram]:
+        build_options.write_source(source, ".c", name_of(source))
         with self._lock:
             if source in self._kept:
                 self._kept.move_to_end(source)
@@ -105,7 +106,7 @@ class Programs:
                 return program
             if self._compiler is None:
                 raise NoCompiler("there is no C compiler, and no compiled kernel in the cache", hint=REMEDY)
-            future = self._begun[source] = Future[Program]()
+            future = self._begun[source] = Future[LoadedProgram]()
         work = partial(self._compile, source, self._compiler, future)
         try:
             threading.Thread(target=copy_context().run, args=(work,), daemon=True).start()
@@ -113,7 +114,7 @@ class Programs:
             work()
         return future
 
-    def _keep(self, source: str, program: Program) -> None:
+    def _keep(self, source: str, program: LoadedProgram) -> None:
         self._kept[source] = program
         while len(self._kept) > MOST:
             gone, _ = self._kept.popitem(last=False)
@@ -127,7 +128,7 @@ class Programs:
             "source": source,
         }  # fmt: skip
 
-    def _load(self, source: str) -> Program | None:
+    def _load(self, source: str) -> LoadedProgram | None:
         wanted = kernel_cache.current()
         files = None if wanted is None else wanted.get(self._key(source))
         if wanted is None or files is None:
@@ -135,21 +136,21 @@ class Programs:
         if self._compiler is not None and files.get(COMPILER) != self._compiler.identity.encode():
             return None  # another compiler's work is replaced; without any it is better than nothing
         try:
-            program = Program(files[OBJECT], name_of(source))
+            program = LoadedProgram(files[OBJECT], name_of(source))
         except (KeyError, DeviceError):  # nothing may be loaded here; or it is the entry, if what is compiled anew is
             self._refused.add(source)
             return None
         self._stored.setdefault(source, []).append(wanted)
         return program
 
-    def _compile(self, source: str, compiler: Compiler, future: Future[Program]) -> None:
+    def _compile(self, source: str, compiler: ClangCommands, future: Future[LoadedProgram]) -> None:
         try:
             with self._turn(len(source)):
                 binary = compiler.build(source, [*STRICT, *self._flags], name_of(source), self._entry)
-            missing = symbols.missing(binary) if is_opencl_c(source) else []
+            missing = object_symbols.missing(binary) if is_opencl_c(source) else []
             if missing:
                 raise ExecutionError(f"{name_of(source)} uses {', '.join(missing)}, which is defined nowhere")
-            program = Program(binary, name_of(source))
+            program = LoadedProgram(binary, name_of(source))
         except BaseException as error:  # it is raised in the thread that waits for the program
             future.set_exception(error)
             return
@@ -164,7 +165,7 @@ class Programs:
 
         Long texts come first: they mostly take longest, and the last one to begin should be a short one.
         """
-        most = min(building.threads(building.current().compilation_num_threads), cores.count())
+        most = min(build_options.threads(build_options.current().compilation_num_threads), usable_cores.count())
         with self._turns:
             self._waiting.append(length)
             try:
@@ -180,7 +181,7 @@ class Programs:
                 self._running -= 1
                 self._turns.notify_all()
 
-    def _store(self, source: str, program: Program) -> None:
+    def _store(self, source: str, program: LoadedProgram) -> None:
         wanted = kernel_cache.current()
         if wanted is None or wanted.closed or self._compiler is None:
             return
@@ -202,7 +203,7 @@ def is_opencl_c(source: str) -> bool:
 
 
 #: all of them
-_ALIVE: WeakSet[Programs] = WeakSet()
+_ALIVE: WeakSet[NativePrograms] = WeakSet()
 
 
 def _in_child() -> None:

@@ -15,10 +15,10 @@ import numpy as np
 from ..base import Queue, address
 from ..c_device import NOTHING, CQueue
 from ..c_kernel import CKernel
+from ..control_rows import Block, Counter, Late
 from ..executable import Bound, Executable, Loops, Part, Sizes
 from ..reports import Reports
-from ..rows import Block, Counter, Late
-from . import steps
+from . import table_format
 from .table_sizes import OwnMemory
 from .table_writer import TableWriter
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FIRST = 2
 
 
-class Table(Executable):
+class LaunchTable(Executable):
     """The table of a plan's parts, without what is each request's own."""
 
     takes_addresses = True
@@ -68,7 +68,7 @@ class BoundTable(Bound):
     """A table with the memory of one request."""
 
     def __init__(
-        self, executable: Table, queue: CQueue, memory: Sequence[Any], fitted: Collection[int], clocked: bool
+        self, executable: LaunchTable, queue: CQueue, memory: Sequence[Any], fitted: Collection[int], clocked: bool
     ) -> None:
         linked, places = executable.linked, executable.places
         self._executable, self._queue = executable, queue
@@ -97,7 +97,7 @@ class BoundTable(Bound):
             assert self._reports is not None
             table[words] = address(self._reports.records[record])
         #: how long each step takes, where somebody asks
-        self._times = steps.times(len(executable.writer.owners)) if clocked else None
+        self._times = table_format.times(len(executable.writer.owners)) if clocked else None
         self._runner = executable.device.pool.runner(table, self._times)
         self._again = self._runner.again
 
@@ -167,7 +167,7 @@ class BoundTable(Bound):
 class TableLoops(Loops):
     """The loops in a table: its own words count their iterations."""
 
-    def __init__(self, executable: Table, table: np.ndarray[Any, Any]) -> None:
+    def __init__(self, executable: LaunchTable, table: np.ndarray[Any, Any]) -> None:
         writer, cells = executable.writer, executable.linked.cells
         assert writer.bound is not None and writer.left is not None
         self._table, self._tags = table, writer.tags
@@ -196,7 +196,7 @@ class TableLoops(Loops):
 
     def failed(self) -> tuple[Any, int | None] | None:
         step = int(self._table[self._left + 1])
-        return (self._tags[step - 1], steps.trips(self._table, step - 1)) if step else None
+        return (self._tags[step - 1], table_format.trips(self._table, step - 1)) if step else None
 
     def counted(self, counter: Counter) -> int:
         return int(self._table[self._counters[counter]])

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...ir.symbolic import SymInt, Whole, hint
+from tunewright.ir.symbolic import SymInt, Whole, hint
+
 from ..base import address
 from ..c_device import NOTHING, CQueue
-from ..c_kernel import CKernel, In, Out, Report, Scratch, Table
+from ..c_kernel import CKernel, ConstantTable, In, Out, ReportArgument, Scratch
 from ..executable import Kernel, Sizes
-from . import steps
+from . import table_format as steps
 from .formulas import Words
-from .steps import Argument, Linked, Operand
+from .table_format import Argument, Linked, Operand
 
 if TYPE_CHECKING:
     from .device import NativeDevice
 
 
 @dataclass(eq=False)
-class Region:
+class OwnRegion:
     """Memory that each request has of its own: that of a block, or a constant whose ``elements`` are sizes."""
 
     nbytes: Whole
@@ -37,7 +38,7 @@ class Region:
 
 
 @dataclass(eq=False)
-class Placed:
+class PlacedKernel:
     """A kernel in a table: the steps of its launches, and where addresses of its scratch memory stand, by name."""
 
     kernel: CKernel
@@ -49,16 +50,16 @@ class Placed:
 class OpenTable:
     """What is not known when a table is written."""
 
-    placed: list[Placed] = field(default_factory=list)
+    placed: list[PlacedKernel] = field(default_factory=list)
     #: words that are a number
     words: list[tuple[Operand, Whole]] = field(default_factory=list)
     #: words that hold an address: an offset behind the beginning of a region, or behind another address
-    addresses: list[tuple[Operand, Region | int, Whole]] = field(default_factory=list)
+    addresses: list[tuple[Operand, OwnRegion | int, Whole]] = field(default_factory=list)
     #: words that are the address of a kernel's constant
-    tables: list[tuple[Operand, Table]] = field(default_factory=list)
-    regions: list[Region] = field(default_factory=list)
+    tables: list[tuple[Operand, ConstantTable]] = field(default_factory=list)
+    regions: list[OwnRegion] = field(default_factory=list)
 
-    def kernel(self, placed: Placed, word_is: Callable[[Operand, Whole], None]) -> None:
+    def kernel(self, placed: PlacedKernel, word_is: Callable[[Operand, Whole], None]) -> None:
         """A kernel's launches are written. ``word_is``: says what a word will be."""
         self.placed.append(placed)
         if placed.kernel.open is not None:
@@ -78,7 +79,7 @@ def word_of(step: int, word: int) -> Argument:
 class _Constant:
     """A kernel's constant in a request's table."""
 
-    def __init__(self, at: int, table: Table) -> None:
+    def __init__(self, at: int, table: ConstantTable) -> None:
         self._at, self._table, self._array = at, table, table.array
         self._sizes: tuple[int, ...] | None = None
         #: which of a plan's values its sizes are, once somebody asks
@@ -100,7 +101,7 @@ class _Found:
 
     words: Words
     #: regions that change, each with the value that is its size, those of its elements, and the base that it is
-    regions: list[tuple[Region, int, list[int], int]]
+    regions: list[tuple[OwnRegion, int, list[int], int]]
     #: scratch memory: its number, and the value that is its size
     scratch: list[tuple[int, int]]
 
@@ -126,9 +127,9 @@ class OwnMemory:
             (one, name): (number, [linked.number(at) for at in places])
             for one in open.placed for number, (name, places) in enumerate(one.scratch.items())
         }  # fmt: skip
-        self._regions: dict[Region, np.ndarray[Any, Any]] = {}
+        self._regions: dict[OwnRegion, np.ndarray[Any, Any]] = {}
         #: what was borrowed
-        self._borrowed: dict[tuple[Placed, str], Any] = {}
+        self._borrowed: dict[tuple[PlacedKernel, str], Any] = {}
         #: the same for each number, as it was when sizes changed last
         self._lent: dict[int, Any] = {}
         #: kernels in whose rows others are for the sizes at hand
@@ -148,7 +149,7 @@ class OwnMemory:
         blocks = [held for region, held in self._regions.items() if region.dtype is None and held is not NOTHING]
         return sum(int(held.nbytes) for held in blocks)
 
-    def begins(self, placed: Placed) -> list[int]:
+    def begins(self, placed: PlacedKernel) -> list[int]:
         """Where the arguments of each launch of a kernel begin."""
         return self._begins[placed]
 
@@ -185,9 +186,9 @@ class OwnMemory:
         found += [(at, value, _ARENA) for at, value in words]
         fixed: dict[int, int] = {}
         for at, base, offset in self._addresses:
-            moves = isinstance(base, Region) and base.moves
+            moves = isinstance(base, OwnRegion) and base.moves
             if moves or is_open(offset):
-                number = bases.get(base) if isinstance(base, Region) else None
+                number = bases.get(base) if isinstance(base, OwnRegion) else None
                 if number is None:  # it stays where it is
                     number = fixed.setdefault(self._begin(base), _ARENA + 1 + len(changing) + len(fixed))
                 found.append((at, place(offset), number))
@@ -205,7 +206,7 @@ class OwnMemory:
         }  # fmt: skip
         return _Found(made, regions, sorted(scratch))
 
-    def _hold(self, region: Region, nbytes: int, elements: Sequence[int]) -> None:
+    def _hold(self, region: OwnRegion, nbytes: int, elements: Sequence[int]) -> None:
         """Have room for a region, with what belongs into it."""
         held = self._regions.get(region, NOTHING)
         if region.dtype is not None:
@@ -216,32 +217,32 @@ class OwnMemory:
             held = self._device.alloc(nbytes if held is NOTHING else nbytes * 5 // 4)
         self._regions[region] = held
 
-    def _begin(self, base: Region | int) -> int:
+    def _begin(self, base: OwnRegion | int) -> int:
         if isinstance(base, int):
             return base
         held = self._regions[base]
         return address(held if held.size else NOTHING)
 
-    def _write(self, placed: Placed, kernel: CKernel) -> None:
+    def _write(self, placed: PlacedKernel, kernel: CKernel) -> None:
         """Everything of a kernel's rows but the addresses of tensors: it has as many launches as the one before."""
         table = self._table
         for begin, call, program in zip(self._begins[placed], kernel.calls, kernel.programs, strict=True):
             x, y, _ = (*call.grid, 1, 1)[:3]
             table[begin - steps.ROW : begin - 1] = program.entry(call.name), x, y, math.prod(call.grid)
             for at, arg in enumerate(call.args, begin):
-                if isinstance(arg, Table):
+                if isinstance(arg, ConstantTable):
                     table[at] = address(arg.array if arg.array.size else NOTHING)
-                elif not isinstance(arg, In | Out | Report | Scratch):
+                elif not isinstance(arg, In | Out | ReportArgument | Scratch):
                     table[at] = steps.number(arg)  # type: ignore[arg-type]
         self._borrow_all(placed, kernel)
 
-    def _borrow_all(self, placed: Placed, kernel: CKernel) -> None:
+    def _borrow_all(self, placed: PlacedKernel, kernel: CKernel) -> None:
         for call in kernel.calls:
             for arg in call.args:
                 if isinstance(arg, Scratch):
                     self._borrow(placed, arg.name, int(hint(kernel.most_scratch.get(arg.name, arg.nbytes))))
 
-    def _borrow(self, placed: Placed, name: str, nbytes: int) -> None:
+    def _borrow(self, placed: PlacedKernel, name: str, nbytes: int) -> None:
         number, places = self._scratch[placed, name]
         memory = self._queue.borrow(self._device, number, nbytes)
         if memory is not self._borrowed.get((placed, name)):

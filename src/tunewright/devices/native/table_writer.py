@@ -1,4 +1,5 @@
-"""Writes tables of steps: kernels with their arguments, and blocks of control flow (`devices/rows.py`) as control rows.
+"""Writes tables of steps: kernels with their arguments, and blocks of control flow (`devices/control_rows.py`) as
+control rows.
 
 An address that a loop changes stands in a variable of the table, and in every argument that is that tensor: `Set`
 becomes a MOVE that writes all of them. What is each request's own (where its tensors lie, scratch memory, memory of
@@ -13,36 +14,37 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.late import is_late, newest
-from ...ir.symbolic import Whole, hint
+from tunewright.ir.launch_symbols import is_late, newest
+from tunewright.ir.symbolic import Whole, hint
+
 from ..base import address
 from ..c_device import NOTHING
-from ..c_kernel import CKernel, In, Out, Report, Scratch, Table
-from ..executable import Part
-from ..rows import (
+from ..c_kernel import CKernel, ConstantTable, In, Out, ReportArgument, Scratch
+from ..control_rows import (
     Block,
     Branch,
     Compute,
-    Copy,
+    CopyRow,
     Counter,
     Fixed,
     Late,
-    Launch,
-    Loop,
+    LaunchRow,
+    LoopRow,
     Outer,
     Own,
     Ref,
     Row,
     Set,
-    Sizes,
+    SizeList,
     Variable,
     refs,
     walk,
 )  # fmt: skip
-from . import steps
+from ..executable import Part
+from . import table_format
 from .late_table import LateWords
-from .steps import Argument, Cell, Label, Linked, Op, Operand
-from .table_sizes import OpenTable, Placed, Region, is_open, word_of
+from .table_format import Argument, Label, Linked, Operand, RowCode, TableCell
+from .table_sizes import OpenTable, OwnRegion, PlacedKernel, is_open, word_of
 
 #: where the cost stands, from a row's first argument on
 _COST = -1
@@ -52,10 +54,10 @@ _COST = -1
 class _Places:
     """The words that hold a variable's address, and for each offset the words that hold the address plus it."""
 
-    cell: Cell
+    cell: TableCell
     words: dict[Whole, list[Operand]] = field(default_factory=dict)
     #: where an offset's words are read by control rows
-    read: dict[Whole, Cell] = field(default_factory=dict)
+    read: dict[Whole, TableCell] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -64,7 +66,7 @@ class TableWriter:
 
     #: threads at most
     participants: int
-    listing: steps.Listing = field(default_factory=steps.Listing)
+    listing: table_format.Listing = field(default_factory=table_format.Listing)
     #: what must live as long as the table
     kept: list[Any] = field(default_factory=list)
     #: of each step: which kernel or block it belongs to, and the tag of a launch in a block
@@ -75,25 +77,25 @@ class TableWriter:
     #: for each kernel where the costs of its launches stand, each time that it is in the table
     costs: dict[CKernel, list[list[Operand]]] = field(default_factory=dict)
     #: iterations that the loops of a run may take, what is left of them, and behind that which loop found none
-    bound: Cell | None = None
-    left: Cell | None = None
+    bound: TableCell | None = None
+    left: TableCell | None = None
     #: where iterations are counted
-    counters: dict[Counter, Cell] = field(default_factory=dict)
+    counters: dict[Counter, TableCell] = field(default_factory=dict)
     #: the step that says where a run begins, where the request may run a block instead of the table
     entrance: int | None = None
     #: what of it is each request's own, or depends on sizes
     open: OpenTable = field(default_factory=OpenTable)
     #: of each kernel that is no block's: where it is
-    placed: dict[int, Placed] = field(default_factory=dict)
+    placed: dict[int, PlacedKernel] = field(default_factory=dict)
     #: tags of kernels that say what is wrong with their inputs, and where the addresses of their records stand
     reports: list[tuple[Any, list[Operand]]] = field(default_factory=list)
     _numbers: list[tuple[Operand, int]] = field(default_factory=list)
     _variables: dict[Variable, _Places] = field(default_factory=dict)
     _moves: list[tuple[int, _Places, Whole, Operand, Whole]] = field(default_factory=list)
     #: words that hold the address of a cell
-    pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
-    _constants: dict[int, Cell] = field(default_factory=dict)
-    _sizes: dict[Sizes, Region] = field(default_factory=dict)
+    pointers: list[tuple[Operand, TableCell]] = field(default_factory=list)
+    _constants: dict[int, TableCell] = field(default_factory=dict)
+    _sizes: dict[SizeList, OwnRegion] = field(default_factory=dict)
     _late: list[LateWords] = field(default_factory=list)
 
     def begin(self, blocks: Sequence[Block]) -> None:
@@ -102,13 +104,13 @@ class TableWriter:
             self.bound, self.left = self.listing.cell(), self.listing.cell(0, 2)
             self.listing.move(self.bound, [self.left])
             if any(block.escapes for block in blocks):
-                self.entrance = self.listing.control(Op.JUMP, len(self.listing.rows) + 1)
+                self.entrance = self.listing.control(RowCode.JUMP, len(self.listing.rows) + 1)
             self._own(0)
 
     def part(self, number: int, part: Part) -> None:
         """A kernel whose tensors are the plan's own, or a block of control flow."""
         if isinstance(part.kernel, Block):
-            region = Region(part.kernel.nbytes)
+            region = OwnRegion(part.kernel.nbytes)
             self.open.regions.append(region)
             writer = _BlockWriter(self, part, region)
             writer.meet(part.kernel.rows)
@@ -134,7 +136,7 @@ class TableWriter:
         if is_open(number):
             self.open.words.append((at, number))
 
-    def words(self, numbers: Sequence[Whole], word_is: Callable[[Operand, Whole], None]) -> Cell:
+    def words(self, numbers: Sequence[Whole], word_is: Callable[[Operand, Whole], None]) -> TableCell:
         """The first of the words that are these numbers, one behind the other."""
         cells = [self.listing.cell(int(hint(number))) for number in numbers]
         for cell, number in zip(cells, numbers, strict=True):
@@ -147,7 +149,13 @@ class TableWriter:
             late.write()
         for step, places, offset, source, add in self._moves:
             words = places.words.get(offset, [])
-            self.listing.rows[step] = (int(Op.MOVE), source, int(hint(add)) & 0xFFFFFFFFFFFFFFFF, len(words), *words)
+            self.listing.rows[step] = (
+                int(RowCode.MOVE),
+                source,
+                int(hint(add)) & 0xFFFFFFFFFFFFFFFF,
+                len(words),
+                *words,
+            )
         linked = self.listing.link(self.participants)
         for at, number in self._numbers:
             linked.table[linked.number(at)] = number
@@ -162,12 +170,12 @@ class TableWriter:
     def launches(
         self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], tag: object, counted: bool = False,
         word_is: Callable[[Operand, Whole], None] | None = None,
-    ) -> Placed:  # fmt: skip
+    ) -> PlacedKernel:  # fmt: skip
         """The rows of a kernel. ``tag``: whose its failures are, and, where it is ``counted``, its times. ``word_is``:
         says what a word will be that depends on sizes."""
         costs: list[Operand] = []
         record: list[Operand] = []
-        placed = Placed(kernel)
+        placed = PlacedKernel(kernel)
         for call, program in zip(kernel.calls, kernel.programs, strict=True):
             step = self.listing.kernel(program.entry(call.name), call.grid, len(call.args))
             self.tags += [None] * (step - len(self.tags)) + [tag if counted else None]
@@ -180,30 +188,30 @@ class TableWriter:
                     bind(arg, at)
                 elif isinstance(arg, Scratch):
                     placed.scratch.setdefault(arg.name, []).append(at)
-                elif isinstance(arg, Table) and arg.is_late:
+                elif isinstance(arg, ConstantTable) and arg.is_late:
                     self.pointers.append((at, self.words(arg.words, word_is or self.word_is)))
-                elif isinstance(arg, Table):
+                elif isinstance(arg, ConstantTable):
                     self.kept.append(arg.array)
                     self._numbers.append((at, address(arg.array if arg.array.size else NOTHING)))
-                elif isinstance(arg, Report):
+                elif isinstance(arg, ReportArgument):
                     record.append(at)
                 else:
-                    self._numbers.append((at, steps.number(arg)))  # type: ignore[arg-type]
+                    self._numbers.append((at, table_format.number(arg)))  # type: ignore[arg-type]
         self.open.kernel(placed, word_is or self.word_is)
         if record:
             self.reports.append((tag, record))
         self.costs.setdefault(kernel, []).append(costs)
         return placed
 
-    def region_of(self, sizes: Sizes) -> Region:
+    def region_of(self, sizes: SizeList) -> OwnRegion:
         """Where a constant of sizes is."""
         if sizes not in self._sizes:
             elements = sizes.array.reshape(-1).tolist()
-            region = self._sizes[sizes] = Region(len(elements) * sizes.dtype.itemsize, elements, sizes.dtype)
+            region = self._sizes[sizes] = OwnRegion(len(elements) * sizes.dtype.itemsize, elements, sizes.dtype)
             self.open.regions.append(region)
         return self._sizes[sizes]
 
-    def _constant(self, number: int) -> Cell:
+    def _constant(self, number: int) -> TableCell:
         if number not in self._constants:
             self._constants[number] = self.listing.cell(number)
         return self._constants[number]
@@ -216,13 +224,13 @@ class _BlockWriter:
     table: TableWriter
     part: Part
     #: the block's own memory
-    region: Region
+    region: OwnRegion
     #: what is computed in the launch, by the late symbol that it waits for
     late: dict[int, LateWords] = field(default_factory=dict)
     #: variables of this block
     variables: dict[Variable, _Places] = field(default_factory=dict)
     #: where the memory of the block begins
-    base: Cell | None = None
+    base: TableCell | None = None
 
     def meet(self, rows: Sequence[Row]) -> None:
         """Know at which offsets variables are read: whatever sets them writes all of these addresses."""
@@ -235,7 +243,7 @@ class _BlockWriter:
         for row in rows:
             _WRITERS[type(row)](self, row)
 
-    def launch(self, row: Launch) -> None:
+    def launch(self, row: LaunchRow) -> None:
         assert isinstance(row.kernel, CKernel)
 
         def bind(arg: In | Out, at: Operand) -> None:
@@ -252,25 +260,25 @@ class _BlockWriter:
             if is_open(offset) or offset:
                 self._move(places, offset, places.cell, offset)
 
-    def copy(self, row: Copy) -> None:
+    def copy(self, row: CopyRow) -> None:
         nbytes, words = row.nbytes, (self._word(row.to), self._word(row.source))
         if is_open(nbytes) or nbytes:
-            step = self.table.listing.control(Op.COPY, *words, int(hint(nbytes)))
+            step = self.table.listing.control(RowCode.COPY, *words, int(hint(nbytes)))
             self.word_is(word_of(step, 3), nbytes)
 
-    def loop(self, row: Loop) -> None:
+    def loop(self, row: LoopRow) -> None:
         listing, out, counter = self.table.listing, Label(), self._counter(row.counter)
         listing.move(self.table._constant(0), [counter])
         for body in row.first:
             self.head(row, out)
             self.rows(body)
             following = Label()
-            listing.control(Op.AGAIN, following, counter)
+            listing.control(RowCode.AGAIN, following, counter)
             listing.place(following)
         head = self.head(row, out)
         self.computed(row.late)
         self.rows(row.body)
-        listing.control(Op.AGAIN, head, counter)
+        listing.control(RowCode.AGAIN, head, counter)
         listing.place(out)
         if row.at_end is not None:
             before = self.late.get(row.at_end.atom)
@@ -279,12 +287,12 @@ class _BlockWriter:
             if before is not None:
                 self.late[row.at_end.atom] = before
 
-    def head(self, row: Loop, out: Label) -> int:
+    def head(self, row: LoopRow, out: Label) -> int:
         """Where an iteration begins, or the loop ends."""
         table, limit = self.table, 0 if row.limit is None else self._word(row.limit)
         assert table.left is not None
         counter, condition = self._counter(row.counter), self._word(row.condition)
-        head = table.listing.control(Op.LOOP, out, counter, limit, condition, table.left, int(row.whole), 0)
+        head = table.listing.control(RowCode.LOOP, out, counter, limit, condition, table.left, int(row.whole), 0)
         table.tags += [None] * (head - len(table.tags)) + [row.tag]
         return head
 
@@ -298,7 +306,7 @@ class _BlockWriter:
         if late is None:
             return
         table = self.table
-        step = table.listing.control(Op.COMPUTE, 0, 0)
+        step = table.listing.control(RowCode.COMPUTE, 0, 0)
         table.tags += [None] * (step - len(table.tags)) + [late]
         symbols: dict[int, Operand] = {late.atom: self._counter(late.counter)}
         symbols |= {atom: words.symbols[atom] for atom, words in self.late.items() if atom != late.atom}
@@ -322,10 +330,10 @@ class _BlockWriter:
 
     def branch(self, row: Branch) -> None:
         listing, otherwise, end = self.table.listing, Label(), Label()
-        listing.control(Op.UNLESS, otherwise, self._word(row.condition))
+        listing.control(RowCode.UNLESS, otherwise, self._word(row.condition))
         self.rows(row.then)
         if row.otherwise:
-            listing.control(Op.JUMP, end)
+            listing.control(RowCode.JUMP, end)
         listing.place(otherwise)
         self.rows(row.otherwise)
         listing.place(end)
@@ -338,7 +346,7 @@ class _BlockWriter:
             table.tensor(self.part, base.output, base.index, at)
         elif isinstance(base, Variable):
             self._places(base).words.setdefault(ref.offset, []).append(at)
-        elif isinstance(base, Sizes) and any(map(is_late, base.array.flat)):
+        elif isinstance(base, SizeList) and any(map(is_late, base.array.flat)):
             table.pointers.append((at, self._elements(base)))
         elif isinstance(base, Counter):
             table.pointers.append((at, self._counter(base)))
@@ -346,19 +354,19 @@ class _BlockWriter:
             table._numbers.append((at, self._begin(base) + hint(ref.offset)))
         else:
             begin = self.region if isinstance(base, Own) else (
-                table.region_of(base) if isinstance(base, Sizes) else self._begin(base)
+                table.region_of(base) if isinstance(base, SizeList) else self._begin(base)
             )  # fmt: skip
             if is_late(ref.offset):
                 self.late[newest(ref.offset)].add(self._begins(begin), ref.offset, [at])
             else:
                 table.open.addresses.append((at, begin, ref.offset))
 
-    def _elements(self, sizes: Sizes) -> Cell:
+    def _elements(self, sizes: SizeList) -> TableCell:
         """The first of the words that are the elements of a constant."""
         assert sizes.dtype == np.int64
         return self.table.words(sizes.array.reshape(-1).tolist(), self.word_is)
 
-    def _begins(self, begin: Region | int) -> Cell:
+    def _begins(self, begin: OwnRegion | int) -> TableCell:
         """A word that says where memory of the block or a constant begins."""
         if isinstance(begin, int):
             return self.table._constant(begin)
@@ -368,7 +376,7 @@ class _BlockWriter:
             self.table.open.addresses.append((self.base, begin, 0))
         return self.base
 
-    def _word(self, ref: Ref) -> Cell:
+    def _word(self, ref: Ref) -> TableCell:
         """A word that holds this address, for control rows."""
         base = ref.base
         if isinstance(base, Variable):
@@ -393,7 +401,7 @@ class _BlockWriter:
 
     def _move(self, places: _Places, offset: Whole, source: Operand, add: Whole) -> None:
         """Written when all the words of the variable are known."""
-        step = self.table.listing.control(Op.MOVE, 0, 0, 0)
+        step = self.table.listing.control(RowCode.MOVE, 0, 0, 0)
         self.table._moves.append((step, places, offset, source, add))
         if not is_late(add) or newest(add) in self.late:  # else it is not known yet: see `end`
             self.word_is(word_of(step, 2), add)
@@ -410,13 +418,13 @@ class _BlockWriter:
         self.variables[variable] = self.table._variables[variable]
         return self.table._variables[variable]
 
-    def _counter(self, counter: Counter) -> Cell:
+    def _counter(self, counter: Counter) -> TableCell:
         if counter not in self.table.counters:
             self.table.counters[counter] = self.table.listing.cell()
         return self.table.counters[counter]
 
 
 _WRITERS: dict[type, Callable[[_BlockWriter, Any], None]] = {
-    Launch: _BlockWriter.launch, Set: _BlockWriter.set, Copy: _BlockWriter.copy, Loop: _BlockWriter.loop,
+    LaunchRow: _BlockWriter.launch, Set: _BlockWriter.set, CopyRow: _BlockWriter.copy, LoopRow: _BlockWriter.loop,
     Branch: _BlockWriter.branch, Compute: _BlockWriter.compute,
 }  # fmt: skip

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.graph import Graph, Value
-from ...ops import lookup
-from ...ops.base import Array
-from ...ops.infer import infer_node
-from .. import facts
-from .cell_match import Layer, Linear
-from .proof import Every, Last, Proof, Start
-from .rows import DEFAULTS, Factor, Gate, Monomial, Pick, Polynomial, Product
+from tunewright.ir.graph import Graph, Value
+from tunewright.ops import lookup
+from tunewright.ops.base import Array
+from tunewright.ops.infer import infer_node
+
+from .. import value_facts
+from .cell_match import Linear, RecurrentLayer
+from .proof import Every, Last, LoopProof, Start
+from .rows import DEFAULTS, Monomial, Pick, Polynomial, RowFactor, RowGate, RowProduct
 
 
-def replace_loop(graph: Graph, proof: Proof) -> None:
+def replace_loop(graph: Graph, proof: LoopProof) -> None:
     """Replace a loop with its layers."""
     node = proof.reading.node
     with graph.recording() as added:
@@ -42,12 +43,12 @@ def replace_loop(graph: Graph, proof: Proof) -> None:
 class _Builder:
     """Builds layers over [time, batch, features]. ``ends`` has, for each layer, all its states and the last ones."""
 
-    def __init__(self, graph: Graph, proof: Proof) -> None:
+    def __init__(self, graph: Graph, proof: LoopProof) -> None:
         self.graph, self.proof = graph, proof
         self.backwards = next(iter(proof.reading.scanned.values()))[0].backwards
         self.inputs: dict[int, Value] = {}
         self.ends: list[list[Value]] = []
-        self.factors: dict[Factor, Value] = {}
+        self.factors: dict[RowFactor, Value] = {}
         for i, layer in enumerate(proof.layers):
             self.ends.append(self._layer(layer, proof.starts[i]))
 
@@ -69,7 +70,7 @@ class _Builder:
         return values[0] if len(values) == 1 else self._add("Concat", values, axis=axis)
 
     # -- a layer ------------------------------------------------------------------------------------------------------
-    def _layer(self, layer: Layer, starts: Sequence[Start]) -> list[Value]:
+    def _layer(self, layer: RecurrentLayer, starts: Sequence[Start]) -> list[Value]:
         gates, sources = list(layer.gates), sorted({k for gate in layer.gates for k in gate.inputs})
         values = []
         for k in sources:
@@ -157,7 +158,6 @@ class _Builder:
         perm = list(range(1, len(axes) + 2))
         return self._transposed(value, [*perm[:axis], 0, *perm[axis:]])
 
-
     # -- all steps at once --------------------------------------------------------------------------------------------
     def _polynomial(self, polynomial: Polynomial) -> Value:
         """[time, batch, columns] of a polynomial of the hidden states and inputs of each step."""
@@ -181,17 +181,17 @@ class _Builder:
     def _constant(self, array: Array) -> Value:
         return self.graph.constant(array.astype(self.proof.dtype), "c")
 
-    def _factor(self, factor: Factor) -> Value:
+    def _factor(self, factor: RowFactor) -> Value:
         if factor in self.factors:
             return self.factors[factor]
         if isinstance(factor, Pick):
             ends = [self._ints(n) for n in (factor.start, factor.stop, 2)]
             value = self._add("Slice", [self._input(factor.source), *ends])
-        elif isinstance(factor, Product):
+        elif isinstance(factor, RowProduct):
             matrix = self.graph.constant(np.ascontiguousarray(factor.matrix), "W")
             value = self._add("MatMul", [self._polynomial(factor.rows), matrix])
         else:
-            assert isinstance(factor, Gate)
+            assert isinstance(factor, RowGate)
             a = factor.activation
             attrs = {k: v for k, v in (("alpha", a.alpha), ("beta", a.beta)) if v is not None}
             value = self._add(a.name, [self._polynomial(factor.argument)], **attrs)
@@ -226,7 +226,7 @@ def _outside(value: Value) -> _Outside | None:
         bias, node = known[0].const, made.producer
     if node is None or node.op != "MatMul" or node.epilogue:
         return None
-    if node.inputs[0] is None or facts.rank(node.inputs[0]) != 3:
+    if node.inputs[0] is None or value_facts.rank(node.inputs[0]) != 3:
         return None
     weights = node.inputs[1].const if node.inputs[1] is not None else None
     if weights is None or weights.ndim != 2 or (bias is not None and bias.shape != weights.shape[1:]):
@@ -242,7 +242,7 @@ def _input_weights(gate: Linear, sources: Sequence[int], gates: Sequence[Linear]
     return np.concatenate([(gate.inputs[k] if k in gate.inputs else nothing[k]).T for k in sources], axis=1)
 
 
-def _bias(gates: Sequence[Linear], layer: Layer) -> Array:
+def _bias(gates: Sequence[Linear], layer: RecurrentLayer) -> Array:
     """Biases of the input's and the state's part. The latter is zero except in a GRU that resets after the product."""
     mine = np.concatenate([gate.bias for gate in gates])
     state = np.zeros_like(mine)
@@ -251,7 +251,7 @@ def _bias(gates: Sequence[Linear], layer: Layer) -> Array:
     return np.concatenate([mine, state])
 
 
-def _attrs(layer: Layer) -> dict[str, Any]:
+def _attrs(layer: RecurrentLayer) -> dict[str, Any]:
     attrs: dict[str, Any] = {"hidden_size": layer.hidden.width}
     if tuple(a.name for a in layer.activations) != DEFAULTS[layer.op]:
         attrs["activations"] = tuple(a.name for a in layer.activations)

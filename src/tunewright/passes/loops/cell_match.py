@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...ops.base import Array
-from .rows import Activation, Factor, Gate, Monomial, NotRowsError, Pick, Polynomial, Product
+from tunewright.ops.base import Array
+
+from .rows import Activation, Monomial, NotRowsError, Pick, Polynomial, RowFactor, RowGate, RowProduct
 
 SIGMOID = "Sigmoid"
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class CarriedState:
     """Columns of a carried value: ``pick`` is their previous value, ``new`` the next one."""
 
     carried: int
@@ -39,12 +40,12 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class RecurrentLayer:
     """A recurrent layer over states: gates in ONNX's order. ``inner``: bias inside a GRU's reset gate."""
 
     op: str
-    hidden: State
-    cell: State | None
+    hidden: CarriedState
+    cell: CarriedState | None
     gates: tuple[Linear, ...]
     activations: tuple[Activation, ...]
     inner: Array | None = None
@@ -65,9 +66,9 @@ class Cells:
     dtype: np.dtype
     widths: dict[int, int]
     first_layer: int
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[RecurrentLayer] = field(default_factory=list)
 
-    def find(self, states: Sequence[State]) -> list[State]:
+    def find(self, states: Sequence[CarriedState]) -> list[CarriedState]:
         """Find every layer; returns the remaining states."""
         left = list(states)
         while True:
@@ -78,7 +79,7 @@ class Cells:
             self.layers.append(found)
             left = [s for s in left if s is not found.hidden and s is not found.cell]
 
-    def _match(self, state: State, others: Sequence[State]) -> Layer | None:
+    def _match(self, state: CarriedState, others: Sequence[CarriedState]) -> RecurrentLayer | None:
         for match in (self._lstm, self._gru, self._rnn):
             try:
                 return match(state, others)
@@ -86,7 +87,7 @@ class Cells:
                 continue
         return None
 
-    def why_not(self, state: State, others: Sequence[State]) -> str:
+    def why_not(self, state: CarriedState, others: Sequence[CarriedState]) -> str:
         """Why a state belongs to no layer, for each kind of layer."""
         reasons = []
         for name, match in (("LSTM", self._lstm), ("GRU", self._gru), ("RNN", self._rnn)):
@@ -97,24 +98,24 @@ class Cells:
         return "; ".join(reasons)
 
     # -- the three cells ----------------------------------------------------------------------------------------------
-    def _lstm(self, hidden: State, others: Sequence[State]) -> Layer:
+    def _lstm(self, hidden: CarriedState, others: Sequence[CarriedState]) -> RecurrentLayer:
         factors = hidden.new.only()
-        if factors is None or len(factors) != 2 or not all(isinstance(f, Gate) for f in factors):
+        if factors is None or len(factors) != 2 or not all(isinstance(f, RowGate) for f in factors):
             raise NotRowsError("the state is no product of two activations")
         for out, squashed in (factors, factors[::-1]):
-            assert isinstance(out, Gate) and isinstance(squashed, Gate)
+            assert isinstance(out, RowGate) and isinstance(squashed, RowGate)
             cell = next((s for s in others if s is not hidden and s.new.equals(squashed.argument)), None)
             if cell is not None:
                 return self._lstm_of(hidden, cell, out, squashed)
         raise NotRowsError("neither activation is one of another state")
 
-    def _lstm_of(self, hidden: State, cell: State, out: Gate, squashed: Gate) -> Layer:
+    def _lstm_of(self, hidden: CarriedState, cell: CarriedState, out: RowGate, squashed: RowGate) -> RecurrentLayer:
         (forget, negate), f = _kept(cell), out.activation
         added = [m for m in cell.new.terms if cell.pick not in m]
         if len(added) != 1 or len(added[0]) != 2 or not _is(cell.new.terms[added[0]], 1):
             raise NotRowsError("what comes to the cell's state is not one product")
         for enter, fresh in (added[0], added[0][::-1]):
-            if isinstance(enter, Gate) and isinstance(fresh, Gate) and enter.activation == forget.activation == f:
+            if isinstance(enter, RowGate) and isinstance(fresh, RowGate) and enter.activation == forget.activation == f:
                 before = Polynomial.of(cell.pick)
                 seen = [_seen(g.argument, p) for g, p in ((enter, before), (out, cell.new), (forget, before))]
                 linear = [self._linear(p, hidden) for p in (*(rest for rest, _ in seen), fresh.argument)]
@@ -123,28 +124,28 @@ class Cells:
                     linear[2], holes[2] = linear[2].negated(), -holes[2]
                 activations = (f, fresh.activation, squashed.activation)
                 peepholes = holes.reshape(-1) if holes.any() else None
-                return Layer("LSTM", hidden, cell, tuple(linear), activations, peepholes=peepholes)
+                return RecurrentLayer("LSTM", hidden, cell, tuple(linear), activations, peepholes=peepholes)
         raise NotRowsError("the gates have different activations")
 
-    def _gru(self, hidden: State, others: Sequence[State]) -> Layer:
+    def _gru(self, hidden: CarriedState, others: Sequence[CarriedState]) -> RecurrentLayer:
         update, fresh, negate = _mixed(hidden)
         linear = self._linear(update.argument, hidden)
         reset, new, inner, behind = self._fresh(fresh.argument, hidden)
         if reset.activation != update.activation:
             raise NotRowsError("the gates have different activations")
         gates = (linear.negated() if negate else linear, self._linear(reset.argument, hidden), new)
-        return Layer("GRU", hidden, None, gates, (update.activation, fresh.activation), inner, behind)
+        return RecurrentLayer("GRU", hidden, None, gates, (update.activation, fresh.activation), inner, behind)
 
-    def _fresh(self, argument: Polynomial, hidden: State) -> tuple[Gate, Linear, Array, bool]:
+    def _fresh(self, argument: Polynomial, hidden: CarriedState) -> tuple[RowGate, Linear, Array, bool]:
         """A GRU's new state before its activation.
 
         Returns the reset gate, the weights, the inner bias, and whether it resets after the product.
         """
-        resets: set[Gate] = set()
+        resets: set[RowGate] = set()
         plain, behind = {}, {}
         before = np.zeros((hidden.width, hidden.width), self.dtype)
         for monomial, c in argument.terms.items():
-            gate = next((f for f in monomial if isinstance(f, Gate)), None)
+            gate = next((f for f in monomial if isinstance(f, RowGate)), None)
             reset = _reset_before(monomial, hidden)
             if gate is not None:
                 resets.add(gate)
@@ -162,21 +163,21 @@ class Cells:
         new.recurrent += before + inside.recurrent
         return resets.pop(), new, inside.bias, bool(behind)
 
-    def _rnn(self, hidden: State, others: Sequence[State]) -> Layer:
+    def _rnn(self, hidden: CarriedState, others: Sequence[CarriedState]) -> RecurrentLayer:
         factors = hidden.new.only() or ()
         gate = factors[0] if len(factors) == 1 else None
-        if not isinstance(gate, Gate):
+        if not isinstance(gate, RowGate):
             raise NotRowsError("the state is not one activation")
-        return Layer("RNN", hidden, None, (self._linear(gate.argument, hidden),), (gate.activation,))
+        return RecurrentLayer("RNN", hidden, None, (self._linear(gate.argument, hidden),), (gate.activation,))
 
     # -- weights ------------------------------------------------------------------------------------------------------
-    def _linear(self, polynomial: Polynomial, hidden: State) -> Linear:
+    def _linear(self, polynomial: Polynomial, hidden: CarriedState) -> Linear:
         units = polynomial.width
         found = Linear({}, np.zeros((hidden.width, units), self.dtype), np.zeros(units, self.dtype))
         for monomial, c in polynomial.terms.items():
             if not monomial:
                 found.bias += c.astype(self.dtype)
-            elif len(monomial) == 1 and isinstance(monomial[0], Product):
+            elif len(monomial) == 1 and isinstance(monomial[0], RowProduct):
                 self._add_product(found, monomial[0], c, hidden)
             elif len(monomial) == 1 and isinstance(monomial[0], Pick):
                 self._add(found, monomial[0], np.diag(np.broadcast_to(c, (units,))).astype(self.dtype), hidden)
@@ -184,7 +185,7 @@ class Cells:
                 raise NotRowsError("a gate is no sum of products with weights")
         return found
 
-    def _add_product(self, to: Linear, product: Product, c: Array, hidden: State) -> None:
+    def _add_product(self, to: Linear, product: RowProduct, c: Array, hidden: CarriedState) -> None:
         matrix, rows = self._scaled(product.matrix, c), product.rows
         for k, layer in enumerate(self.layers):
             if layer.hidden.new.equals(rows):
@@ -199,7 +200,7 @@ class Cells:
             else:
                 raise NotRowsError("a gate's product is of something else than inputs and state")
 
-    def _add(self, to: Linear, pick: Pick, matrix: Array, hidden: State) -> None:
+    def _add(self, to: Linear, pick: Pick, matrix: Array, hidden: CarriedState) -> None:
         if pick.source == hidden.pick.source:
             first = pick.start - hidden.pick.start
             if first < 0 or pick.stop > hidden.pick.stop:
@@ -219,7 +220,7 @@ class Cells:
         return matrix if bool((c == 1).all()) else (matrix * c).astype(self.dtype)
 
 
-def _other(monomial: Monomial, factor: Factor) -> Factor | None:
+def _other(monomial: Monomial, factor: RowFactor) -> RowFactor | None:
     """The second of two factors, or None."""
     if len(monomial) != 2 or factor not in monomial:
         return None
@@ -230,7 +231,7 @@ def _is(coefficient: Array, number: float) -> bool:
     return bool((coefficient == number).all())
 
 
-def _kept(state: State) -> tuple[Gate, bool]:
+def _kept(state: CarriedState) -> tuple[RowGate, bool]:
     """The gate that keeps the old state.
 
     With True, the factor is 1 minus the returned gate, which is the sigmoid of the negative argument.
@@ -239,12 +240,12 @@ def _kept(state: State) -> tuple[Gate, bool]:
     if len(kept) == 2 and (state.pick,) in kept and _is(kept.pop((state.pick,)), 1):
         ((monomial, c),) = kept.items()
         gate = _other(monomial, state.pick)
-        if isinstance(gate, Gate) and _is(c, -1) and gate.activation.name == SIGMOID:
+        if isinstance(gate, RowGate) and _is(c, -1) and gate.activation.name == SIGMOID:
             return gate, True
     elif len(kept) == 1:
         ((monomial, c),) = kept.items()
         gate = _other(monomial, state.pick)
-        if isinstance(gate, Gate) and _is(c, 1):
+        if isinstance(gate, RowGate) and _is(c, 1):
             return gate, False
     raise NotRowsError("the old state is not kept by a gate")
 
@@ -261,13 +262,13 @@ def _seen(argument: Polynomial, memory: Polynomial) -> tuple[Polynomial, Array]:
     return rest, weights
 
 
-def _mixed(hidden: State) -> tuple[Gate, Gate, bool]:
+def _mixed(hidden: CarriedState) -> tuple[RowGate, RowGate, bool]:
     """Update gate, new state, and whether the update gate is the share of the new state."""
     update, negate = _kept(hidden)
     rest = {m: c for m, c in hidden.new.terms.items() if hidden.pick not in m}
     for monomial, c in rest.items():
         fresh = _other(monomial, update)
-        if not isinstance(fresh, Gate):
+        if not isinstance(fresh, RowGate):
             continue
         if negate and len(rest) == 1 and _is(c, 1):
             return update, fresh, True
@@ -276,10 +277,10 @@ def _mixed(hidden: State) -> tuple[Gate, Gate, bool]:
     raise NotRowsError("the state is no mixture of the old and a new one")
 
 
-def _reset_before(monomial: Monomial, hidden: State) -> tuple[Gate, Array] | None:
+def _reset_before(monomial: Monomial, hidden: CarriedState) -> tuple[RowGate, Array] | None:
     """The reset gate and the weights, if this is a product of the reset state; else None."""
-    if len(monomial) != 1 or not isinstance(monomial[0], Product):
+    if len(monomial) != 1 or not isinstance(monomial[0], RowProduct):
         return None
     factors = monomial[0].rows.only()
     gate = None if factors is None else _other(factors, hidden.pick)
-    return (gate, monomial[0].matrix) if isinstance(gate, Gate) else None
+    return (gate, monomial[0].matrix) if isinstance(gate, RowGate) else None

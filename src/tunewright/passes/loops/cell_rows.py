@@ -7,9 +7,10 @@ from itertools import count
 
 import numpy as np
 
-from ...ir.graph import Graph, Node, Value
-from ...ops.base import Array
-from .. import facts
+from tunewright.ir.graph import Graph, Node, Value
+from tunewright.ops.base import Array
+
+from .. import value_facts
 from .rows import (
     DEFAULTS,
     MOST_PARTS,
@@ -179,7 +180,7 @@ def _split(cell: CellRows, node: Node) -> list[Rows]:
         raise NotRowsError(f"a Split makes {n} parts")
     each = -(-rows.width // n)
     equal = [each] * (n - 1) + [rows.width - each * (n - 1)]
-    sizes = equal if node.input(1) is None else facts.int_list(node.input(1)) or []
+    sizes = equal if node.input(1) is None else value_facts.int_list(node.input(1)) or []
     if len(sizes) != n or sum(sizes) != rows.width or min(sizes) <= 0:
         raise NotRowsError(f"a Split makes parts of {sizes} of {rows.width} columns")
     ends = np.cumsum(sizes).tolist()
@@ -188,8 +189,8 @@ def _split(cell: CellRows, node: Node) -> list[Rows]:
 
 def _slice(cell: CellRows, node: Node) -> list[Rows]:
     rows = cell.first(node)
-    starts, ends, axes, steps = (facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
-    if any(node.input(i) is not None and facts.int_list(node.input(i)) is None for i in (1, 2, 3, 4)):
+    starts, ends, axes, steps = (value_facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
+    if any(node.input(i) is not None and value_facts.int_list(node.input(i)) is None for i in (1, 2, 3, 4)):
         raise NotRowsError("a Slice takes columns that are not constant")
     if not starts or not ends or not axes or len(starts) != 1 or (steps or [1]) != [1]:
         raise NotRowsError("a Slice is not along one axis")
@@ -202,7 +203,7 @@ def _slice(cell: CellRows, node: Node) -> list[Rows]:
 
 # -- axes of one element -----------------------------------------------------------------------------------------------
 def _axes(node: Node, rank: int) -> list[int]:
-    given = facts.int_list(node.input(1))
+    given = value_facts.int_list(node.input(1))
     if given is None:
         raise NotRowsError(f"the axes of {node.name or node.op!r} are not constant")
     if any(not -rank <= a < rank for a in given):
@@ -230,7 +231,7 @@ def _gather(cell: CellRows, node: Node) -> list[Rows]:
 
 
 def _unsqueeze(cell: CellRows, node: Node) -> list[Rows]:
-    rows, given = cell.first(node), facts.int_list(node.input(1))
+    rows, given = cell.first(node), value_facts.int_list(node.input(1))
     rank = len(rows.axes) + 1 + len(given or ())
     new = _axes(node, rank)
     if rank - 1 in new or len(set(new)) != len(new):
@@ -241,7 +242,7 @@ def _unsqueeze(cell: CellRows, node: Node) -> list[Rows]:
 
 def _reshape(cell: CellRows, node: Node) -> list[Rows]:
     """A Reshape may only add or remove axes of one element."""
-    rows, target = cell.first(node), facts.int_list(node.input(1))
+    rows, target = cell.first(node), value_facts.int_list(node.input(1))
     if not target or target[-1] != rows.width or node.attrs.get("allowzero", 0):
         raise NotRowsError("a Reshape changes the columns")
     kept = [d == -1 or (d == 0 and rows.axes[i : i + 1] == "b") for i, d in enumerate(target[:-1])]
@@ -358,4 +359,3 @@ HANDLERS: Mapping[str, Handler] = {
     **dict.fromkeys(_GATES, _layer),
     **dict.fromkeys(ACTIVATIONS, _activation),
 }
-

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...ir.graph import Node, Value
-from ...ir.types import DType
-from ...ops import lookup
-from .. import facts
+from tunewright.ir.graph import Node, Value
+from tunewright.ir.types import DType
+from tunewright.ops import lookup
+
+from .. import value_facts
 
 #: the number of the iteration, a named dimension, or an axis of a value
 Symbol: TypeAlias = "str | tuple[Value, int]"
@@ -54,7 +55,7 @@ class Count:
         return more >= 0 if more is not None else (self.constant or 0) >= ENDLESS
 
 
-class Sizes:
+class CountSizes:
     """Lengths and whole numbers, in words of `Count`.
 
     ``known``: values whose count is given; ``outer``: what stands for a value inside a body. ``names``: equal names of
@@ -67,7 +68,7 @@ class Sizes:
     def dim(self, value: Value, axis: int, depth: int = 0) -> Count:
         """The length of an axis of a value whose rank is known."""
         value = self.outer.get(value, value)
-        dims = facts.shape(value) or ()
+        dims = value_facts.shape(value) or ()
         size = dims[axis] if axis < len(dims) else None
         if isinstance(size, int):
             return Count(size)
@@ -91,7 +92,7 @@ class Sizes:
         """The shape that a node is told to make."""
         if node.op == "ConstantOfShape":
             return self.vector(node.inputs[0], depth + 1)
-        given = facts.shape(node.inputs[0])
+        given = value_facts.shape(node.inputs[0])
         if node.op == "Expand" and given is not None and all(d == 1 for d in given):
             return self.vector(node.inputs[1], depth + 1)
         return None
@@ -126,23 +127,23 @@ class Sizes:
     def shape(self, node: Node, depth: int) -> list[Count] | None:
         value = node.inputs[0]
         value = None if value is None else self.outer.get(value, value)
-        n, end = facts.rank(value), node.attrs.get("end")
+        n, end = value_facts.rank(value), node.attrs.get("end")
         if value is None or n is None:
             return None
         axes = range(n)[slice(int(node.attrs.get("start", 0)), None if end is None else int(end))]
         return [self.dim(value, axis, depth) for axis in axes]
 
     def gather(self, node: Node, depth: int) -> list[Count] | None:
-        vector, index = self.vector(node.inputs[0], depth), facts.int_list(node.inputs[1])
+        vector, index = self.vector(node.inputs[0], depth), value_facts.int_list(node.inputs[1])
         if vector is None or index is None or any(not -len(vector) <= i < len(vector) for i in index):
             return None
         return [vector[i] for i in index]
 
     def slice(self, node: Node, depth: int) -> list[Count] | None:
         vector = self.vector(node.inputs[0], depth)
-        starts, ends, axes, steps = (facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
+        starts, ends, axes, steps = (value_facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
         given = (axes or [0], steps or [1]) == ([0], [1]) and not any(
-            node.input(i) is not None and facts.int_list(node.input(i)) is None for i in (3, 4)
+            node.input(i) is not None and value_facts.int_list(node.input(i)) is None for i in (3, 4)
         )
         if vector is None or not given or starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
             return None
@@ -185,24 +186,24 @@ class Sizes:
         return None if split is None else [self.dim(*split, depth)]
 
 
-_VECTORS: Mapping[str, Callable[[Sizes, Node, int], list[Count] | None]] = {
-    **dict.fromkeys(_SAME, Sizes.same),
-    "Shape": Sizes.shape,
-    "Gather": Sizes.gather,
-    "Slice": Sizes.slice,
-    "Concat": Sizes.concat,
-    "Add": Sizes.sum,
-    "Sub": Sizes.sum,
-    "Mul": Sizes.product,
-    "Neg": Sizes.product,
-    **dict.fromkeys(("Max", "Min", "ReduceMax", "ReduceMin"), Sizes.extreme),
-    "SequenceLength": Sizes.length,
+_VECTORS: Mapping[str, Callable[[CountSizes, Node, int], list[Count] | None]] = {
+    **dict.fromkeys(_SAME, CountSizes.same),
+    "Shape": CountSizes.shape,
+    "Gather": CountSizes.gather,
+    "Slice": CountSizes.slice,
+    "Concat": CountSizes.concat,
+    "Add": CountSizes.sum,
+    "Sub": CountSizes.sum,
+    "Mul": CountSizes.product,
+    "Neg": CountSizes.product,
+    **dict.fromkeys(("Max", "Min", "ReduceMax", "ReduceMin"), CountSizes.extreme),
+    "SequenceLength": CountSizes.length,
 }
 
 
 def _keeps_axis(node: Node, axis: int, rank: int) -> bool:
     """Whether it is a Slice that leaves an axis alone, or turns it round."""
-    starts, ends, axes, steps = (facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
+    starts, ends, axes, steps = (value_facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
     if starts is None or ends is None or axes is None or steps is None or not len(starts) == len(axes) == len(steps):
         return False
     for start, end, at, step in zip(starts, ends, axes, steps, strict=True):
@@ -219,7 +220,7 @@ def split_sequence(value: Value | None) -> tuple[Value, int] | None:
     split = node.input(1)
     if split is not None and (split.const is None or split.const.shape != () or int(split.const) != 1):
         return None
-    n, tensor = facts.rank(node.inputs[0]), node.inputs[0]
+    n, tensor = value_facts.rank(node.inputs[0]), node.inputs[0]
     return None if n is None or tensor is None else (tensor, int(node.attrs.get("axis", 0)) % n)
 
 
@@ -229,7 +230,7 @@ _COMPARISONS = {"Less": (0, 1, 0), "LessOrEqual": (0, 1, 1), "Greater": (1, 0, 0
 _OPPOSITE = {"Less": "GreaterOrEqual", "LessOrEqual": "Greater", "Greater": "LessOrEqual", "GreaterOrEqual": "Less"}
 
 
-def limits(value: Value | None, sizes: Sizes, always: Value | None = None, depth: int = 0) -> list[Count] | None:
+def limits(value: Value | None, sizes: CountSizes, always: Value | None = None, depth: int = 0) -> list[Count] | None:
     """The limits that a condition sets; None: it says something else as well.
 
     In a body it says that the number of the iteration is less than each of them, and ``always`` is known to be true; in
@@ -246,7 +247,7 @@ def limits(value: Value | None, sizes: Sizes, always: Value | None = None, depth
     if node is None or node.epilogue or node.bodies:
         return None
     if node.op in ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"):
-        whole = facts.dtype(node.inputs[0])
+        whole = value_facts.dtype(node.inputs[0])
         return limits(node.inputs[0], sizes, always, depth + 1) if whole in (DType.BOOL, None) else None
     if node.op == "And":
         a, b = (limits(v, sizes, always, depth + 1) for v in node.inputs)

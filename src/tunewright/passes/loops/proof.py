@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.graph import Graph, Node, Value
-from ...ir.types import DType
-from .. import facts
-from ..control import plain
-from .cell_match import Cells, Layer, State
+from tunewright.ir.graph import Graph, Node, Value
+from tunewright.ir.types import DType
+
+from .. import value_facts
+from ..control.control import plain
+from .cell_match import CarriedState, Cells, RecurrentLayer
 from .cell_rows import CellRows
 from .counts import Count
-from .reading import Carried, Collected, NotReadError, Reading, Slices, read
-from .rows import MOST_PARTS, Factor, Gate, NotRowsError, Pick, Polynomial, Product, Rows
+from .reading import Carried, Collected, IterationSlices, NotReadError, Reading, read
+from .rows import MOST_PARTS, NotRowsError, Pick, Polynomial, RowFactor, RowGate, RowProduct, Rows
 
 #: operations that make a tensor of zeros of any shape
 _FILLS = frozenset({"ConstantOfShape", "Expand", "Identity"})
@@ -59,16 +60,16 @@ class Every:
 
 
 @dataclass(frozen=True)
-class Proof:
+class LoopProof:
     """The layers of a loop, with its inputs and results.
 
     Layers refer to their inputs by number: first ``sources``, then carried values, and from ``first_layer`` on layers.
     """
 
     reading: Reading
-    sources: tuple[Slices, ...]
+    sources: tuple[IterationSlices, ...]
     first_layer: int
-    layers: tuple[Layer, ...]
+    layers: tuple[RecurrentLayer, ...]
     #: the initial states of each layer
     starts: tuple[tuple[Start, ...], ...]
     last: tuple[Last, ...]
@@ -81,7 +82,7 @@ class Proof:
         return dtype
 
 
-def prove(graph: Graph, node: Node, names: bool) -> Proof | str:
+def prove(graph: Graph, node: Node, names: bool) -> LoopProof | str:
     """The proof, or why there is none. ``names``: equal names of dimensions mean equal sizes in this graph."""
     try:
         return _Prover(read(graph, node, names)).prove()
@@ -95,7 +96,7 @@ class _Prover:
         self.sources = list(dict.fromkeys(s for s, _ in reading.scanned.values() if self._is_sequence(s)))
         if not self.sources:
             raise NotReadError("no slice of what it scans is surely a batch of vectors")
-        self.dtype = facts.dtype(self.sources[0].tensor)
+        self.dtype = value_facts.dtype(self.sources[0].tensor)
         self.sources += dict.fromkeys(self._steady().values())
         self.axes: dict[int, str] = {}
         #: sources that results read besides the layers
@@ -105,7 +106,7 @@ class _Prover:
         assert self.dtype is not None
         self.cells = Cells(self.dtype.numpy, widths, len(self.sources) + len(reading.carried))
 
-    def prove(self) -> Proof:
+    def prove(self) -> LoopProof:
         states = {k: self._states(k) for k in range(len(self.reading.carried))}
         known = [s for row in states.values() for s in row]
         if len(known) > MOST_PARTS:
@@ -118,26 +119,26 @@ class _Prover:
         self._check_sources()
         starts = tuple(tuple(self._start(s) for s in _states_of(layer)) for layer in self.cells.layers)
         sources, layers = tuple(self.sources), tuple(self.cells.layers)
-        return Proof(self.reading, sources, self.cells.first_layer, layers, starts, tuple(last), tuple(every))
+        return LoopProof(self.reading, sources, self.cells.first_layer, layers, starts, tuple(last), tuple(every))
 
-    def _why(self, states: list[State]) -> str:
+    def _why(self, states: list[CarriedState]) -> str:
         for carried in self.reading.carried:
             if plain(carried.next) in self.cell.why:
                 return self.cell.why[plain(carried.next)]
         return self.cells.why_not(states[0], states) if states else "it carries no state of known width"
 
-    def _is_sequence(self, slices: Slices) -> bool:
+    def _is_sequence(self, slices: IterationSlices) -> bool:
         """Whether the slices are of [time, batch, features] or [batch, time, features] with known features."""
         tensor = slices.tensor
-        return _is_real(tensor) and facts.rank(tensor) == 3 and slices.axis in (0, 1) and self._width(tensor) > 0
+        return _is_real(tensor) and value_facts.rank(tensor) == 3 and slices.axis in (0, 1) and self._width(tensor) > 0
 
-    def _steady(self) -> dict[Value, Slices]:
+    def _steady(self) -> dict[Value, IterationSlices]:
         """Batches of vectors that are the same in every step, by their values in the body."""
         found = {}
         for inside, tensor in self.reading.sizes.outer.items():
-            fits = tensor.const is None and facts.rank(tensor) == 2 and facts.dtype(tensor) is self.dtype
+            fits = tensor.const is None and value_facts.rank(tensor) == 2 and value_facts.dtype(tensor) is self.dtype
             if fits and inside.uses and self._width(tensor) > 0:
-                found[inside] = Slices(tensor, None, False)
+                found[inside] = IterationSlices(tensor, None, False)
         return found
 
     # -- inputs of a step
@@ -151,23 +152,23 @@ class _Prover:
         for value, slices in self._steady().items():
             given[value] = self._rows(self.sources.index(slices), "b", self._width(slices.tensor))
         for k, carried in enumerate(self.reading.carried):
-            n, width = facts.rank(carried.first), self._width(carried.first)
+            n, width = value_facts.rank(carried.first), self._width(carried.first)
             if n not in (2, 3) or (n == 3 and self.reading.sizes.dim(carried.first, 0) != Count(1)):
                 continue
-            if width > 0 and facts.dtype(carried.first) is self.dtype:
+            if width > 0 and value_facts.dtype(carried.first) is self.dtype:
                 self.axes[k] = "b" if n == 2 else "ub"
                 given[carried.inside] = self._rows(len(self.sources) + k, self.axes[k], width)
         return given
 
     def _width(self, value: Value) -> int:
         """The number of columns of a value; 0 where it is unknown."""
-        n = facts.rank(value)
+        n = value_facts.rank(value)
         return (self.reading.sizes.dim(value, n - 1).constant or 0) if n else 0
 
     def _rows(self, source: int, axes: str, width: int) -> Rows:
         return Rows(axes, (Polynomial.of(Pick((source, 0, 0, width), source)),))
 
-    def _states(self, k: int) -> list[State]:
+    def _states(self, k: int) -> list[CarriedState]:
         """The parts of a carried value; empty where its next value is not rows."""
         carried, source = self.reading.carried[k], len(self.sources) + k
         rows = self._of(carried.next)
@@ -179,7 +180,7 @@ class _Prover:
             return []
         states, at = [], 0
         for part in rows.parts:
-            states.append(State(k, Pick((source, 0, at, at + part.width), source), part))
+            states.append(CarriedState(k, Pick((source, 0, at, at + part.width), source), part))
             at += part.width
         return states
 
@@ -190,14 +191,14 @@ class _Prover:
     def _is_read(self, carried: Carried) -> bool:
         return self.reading.is_read(carried.last)
 
-    def _last(self, k: int, states: list[State]) -> Last:
+    def _last(self, k: int, states: list[CarriedState]) -> Last:
         carried = self.reading.carried[k]
         if not states:
             reason = self.cell.why.get(plain(carried.next), "its axes change, or are not known")
             raise NotRowsError(f"the carried value %{carried.inside.name} is no state: {reason}")
         return Last(carried.last, self.axes[k], tuple(self._layer(s, carried) for s in states))
 
-    def _layer(self, state: State, carried: Carried) -> tuple[int, bool]:
+    def _layer(self, state: CarriedState, carried: Carried) -> tuple[int, bool]:
         """(layer, whether it is the cell's state) of this state.
 
         Another carried value may hold the same state. In a loop that runs no iteration, it keeps its own first value.
@@ -216,7 +217,7 @@ class _Prover:
                     return i, own is not layer.hidden
         raise NotRowsError(self.cells.why_not(state, self._every_state()))
 
-    def _every_state(self) -> list[State]:
+    def _every_state(self) -> list[CarriedState]:
         return [s for k in range(len(self.reading.carried)) for s in self._states(k)]
 
     def _runs(self) -> bool:
@@ -233,12 +234,12 @@ class _Prover:
             raise NotRowsError(f"it collects along axis {collected.axis} of {rank}")
         if collected.joined and rows.axes[collected.axis % rank : collected.axis % rank + 1] != "u":
             raise NotRowsError(f"the parts of %{collected.result.name} lie along an axis that is not theirs alone")
-        seen: set[Factor] = set()
+        seen: set[RowFactor] = set()
         for part in rows.parts:
             self._check_collected(part, collected, seen)
         return Every(collected, rows.axes, rows.parts)
 
-    def _check_collected(self, part: Polynomial, collected: Collected, seen: set[Factor]) -> None:
+    def _check_collected(self, part: Polynomial, collected: Collected, seen: set[RowFactor]) -> None:
         """Check that all steps can be computed at once: a part may only depend on inputs and hidden states of the same
         step."""
         if any(layer.hidden.new.equals(part) for layer in self.cells.layers):
@@ -248,9 +249,9 @@ class _Prover:
             raise NotRowsError(f"what it collects in %{name} is constant")
         for factor in {f for monomial in part.terms for f in monomial} - seen:
             seen.add(factor)
-            if isinstance(factor, Product):
+            if isinstance(factor, RowProduct):
                 self._check_collected(factor.rows, collected, seen)
-            elif isinstance(factor, Gate):
+            elif isinstance(factor, RowGate):
                 self._check_collected(factor.argument, collected, seen)
             elif not isinstance(factor, Pick) or factor.source >= len(self.sources):
                 raise NotRowsError(f"what it collects in %{name} is more than a function of the hidden state")
@@ -264,7 +265,7 @@ class _Prover:
         for i, layer in enumerate(self.cells.layers):
             if not any(self._changes(k) for gate in layer.gates for k in gate.inputs):
                 raise NotRowsError(f"layer {i} reads nothing that it scans")
-        if {facts.dtype(s.tensor) for s in tensors} != {self.dtype}:
+        if {value_facts.dtype(s.tensor) for s in tensors} != {self.dtype}:
             raise NotRowsError("what it scans has different element types")
         batches = {self.reading.sizes.dim(s.tensor, 1 - s.axis) for s in tensors if s.axis is not None}
         if len(batches) != 1:
@@ -278,7 +279,7 @@ class _Prover:
         """Whether the source differs from step to step."""
         return source >= len(self.sources) or self.sources[source].axis is not None
 
-    def _start(self, state: State) -> Start:
+    def _start(self, state: CarriedState) -> Start:
         carried = self.reading.carried[state.carried]
         axis = len(self.axes[state.carried]) - 1
         batch = self.reading.sizes.dim(carried.first, axis)
@@ -293,12 +294,12 @@ class _Prover:
         return replace(start, spread=not zero)
 
 
-def _states_of(layer: Layer) -> list[State]:
+def _states_of(layer: RecurrentLayer) -> list[CarriedState]:
     return [layer.hidden, *([] if layer.cell is None else [layer.cell])]
 
 
 def _is_real(value: Value) -> bool:
-    return facts.dtype(value) in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
+    return value_facts.dtype(value) in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
 
 
 def _is_zero(value: Value, depth: int = 0) -> bool:

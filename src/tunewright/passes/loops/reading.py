@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...ir.graph import Graph, Node, Value
-from .. import facts
-from ..control import plain
-from .counts import DEEPEST, ITERATION, Count, Sizes, limits, runs_as_often_as, split_sequence
+from tunewright.ir.graph import Graph, Node, Value
+
+from .. import value_facts
+from ..control.control import plain
+from .counts import DEEPEST, ITERATION, Count, CountSizes, limits, runs_as_often_as, split_sequence
 
 
 class NotReadError(Exception):
@@ -15,7 +16,7 @@ class NotReadError(Exception):
 
 
 @dataclass(frozen=True)
-class Slices:
+class IterationSlices:
     """One slice of a tensor for each iteration: the tensor, its axis, and whether the last slice comes first.
 
     ``axis`` None: every iteration has the whole tensor.
@@ -62,8 +63,8 @@ class Reading:
     graph: Graph
     node: Node
     body: Graph
-    sizes: Sizes
-    scanned: dict[Value, tuple[Slices, bool]] = field(default_factory=dict)
+    sizes: CountSizes
+    scanned: dict[Value, tuple[IterationSlices, bool]] = field(default_factory=dict)
     carried: list[Carried] = field(default_factory=list)
     collected: list[Collected] = field(default_factory=list)
     #: (result, value in front of the loop) of results that the loop does not change
@@ -74,7 +75,7 @@ class Reading:
         """The length of the scanned axis, which is the number of iterations."""
         return self.length_of(next(iter(self.scanned.values()))[0])
 
-    def length_of(self, slices: Slices) -> Count:
+    def length_of(self, slices: IterationSlices) -> Count:
         assert slices.axis is not None
         return self.sizes.dim(slices.tensor, slices.axis)
 
@@ -84,7 +85,7 @@ class Reading:
 
 def read(graph: Graph, node: Node, names: bool) -> Reading:
     """Read a loop; raises NotReadError. ``names``: equal names of dimensions mean equal sizes in this graph."""
-    found = Reading(graph, node, node.bodies["body"], Sizes({}, _outer(node), names))
+    found = Reading(graph, node, node.bodies["body"], CountSizes({}, _outer(node), names))
     if node.op == "Loop":
         _read_loop(found)
     else:
@@ -113,7 +114,7 @@ def _carry(found: Reading, first: Value | None, inside: Value, then: Value, last
     if first is None:
         raise NotReadError("a carried value is absent")
     if plain(then) is inside:
-        found.sizes = Sizes(found.sizes.known, {**found.sizes.outer, inside: first}, found.sizes.names)
+        found.sizes = CountSizes(found.sizes.known, {**found.sizes.outer, inside: first}, found.sizes.names)
         found.unchanged.append((last, first))
     else:
         found.carried.append(Carried(first, inside, then, last))
@@ -127,10 +128,10 @@ def _read_scan(found: Reading) -> None:
     axes, backwards = attrs.get("scan_input_axes") or [0] * m, attrs.get("scan_input_directions") or [0] * m
     for k in range(m):
         tensor = node.inputs[states + k]
-        n = facts.rank(tensor)
+        n = value_facts.rank(tensor)
         if tensor is None or n is None or not -n <= int(axes[k]) < n:
             raise NotReadError(f"the rank of scan input {k} is not known")
-        found.scanned[body.inputs[states + k]] = Slices(tensor, int(axes[k]) % n, bool(backwards[k])), False
+        found.scanned[body.inputs[states + k]] = IterationSlices(tensor, int(axes[k]) % n, bool(backwards[k])), False
     for k in range(states):
         _carry(found, node.inputs[k], body.inputs[k], body.outputs[k], node.outputs[k])
     made = len(body.outputs) - states
@@ -145,7 +146,7 @@ def _read_loop(found: Reading) -> None:
     node, body = found.node, found.body
     formal = node.inputs[: len(node.inputs) - node.captures]
     states = max(0, len(formal) - 2)
-    found.sizes = Sizes({body.inputs[0]: Count.symbol(ITERATION)}, found.sizes.outer, found.sizes.names)
+    found.sizes = CountSizes({body.inputs[0]: Count.symbol(ITERATION)}, found.sizes.outer, found.sizes.names)
     for k in range(states):
         _carry(found, formal[2 + k], body.inputs[2 + k], body.outputs[1 + k], node.outputs[k])
     _counters(found)
@@ -165,7 +166,7 @@ def _counters(found: Reading) -> None:
     for carried in found.carried:
         sizes = found.sizes
         start, mark = sizes.scalar(carried.first), Count.symbol((carried.inside, 0))
-        after = Sizes({**sizes.known, carried.inside: mark}, sizes.outer, sizes.names).scalar(carried.next)
+        after = CountSizes({**sizes.known, carried.inside: mark}, sizes.outer, sizes.names).scalar(carried.next)
         step = None if after is None else after.plus(mark, -1).constant
         if start is None or step is None:
             kept.append(carried)
@@ -173,7 +174,7 @@ def _counters(found: Reading) -> None:
             raise NotReadError(f"the count %{carried.last.name} is read behind it")
         else:
             now = start.plus(Count.symbol(ITERATION), step)
-            found.sizes = Sizes({**sizes.known, carried.inside: now}, sizes.outer, sizes.names)
+            found.sizes = CountSizes({**sizes.known, carried.inside: now}, sizes.outer, sizes.names)
     found.carried = kept
 
 
@@ -197,7 +198,7 @@ def _sequences(found: Reading) -> None:
     found.carried = kept
 
 
-def _slice(node: Node, found: Reading) -> tuple[Slices, bool] | None:
+def _slice(node: Node, found: Reading) -> tuple[IterationSlices, bool] | None:
     """The slice that a node takes of a tensor in each iteration, if these are successive slices; else None."""
     if node.op not in ("Gather", "SequenceAt", "Slice") or node.inputs[0] is None or node.inputs[0].const is not None:
         return None
@@ -208,25 +209,27 @@ def _slice(node: Node, found: Reading) -> tuple[Slices, bool] | None:
     if node.op == "SequenceAt":
         split = split_sequence(tensor)
         return None if split is None else _along(*split, index, False, sizes)
-    n = facts.rank(tensor)
+    n = value_facts.rank(tensor)
     if n is None:
         return None
     if node.op == "Gather":
         known, axis = _rank(index, found), int(node.attrs.get("axis", 0)) % n
         return None if known not in (0, 1) else _along(tensor, axis, index, known == 1, sizes)
-    axes, steps = facts.int_list(node.input(3)), facts.int_list(node.input(4))
+    axes, steps = value_facts.int_list(node.input(3)), value_facts.int_list(node.input(4))
     first, last = sizes.scalar(index), sizes.scalar(node.inputs[2])
     if first is None or last is None or not axes or last.plus(first, -1) != Count(1):
         return None
     return None if node.input(4) is not None and steps != [1] else _along(tensor, axes[0] % n, index, True, sizes)
 
 
-def _along(tensor: Value, axis: int, index: Value | None, stays: bool, sizes: Sizes) -> tuple[Slices, bool] | None:
+def _along(
+    tensor: Value, axis: int, index: Value | None, stays: bool, sizes: CountSizes
+) -> tuple[IterationSlices, bool] | None:
     at, step = sizes.scalar(index), Count.symbol(ITERATION)
     if at == step:
-        return Slices(tensor, axis, False), stays
+        return IterationSlices(tensor, axis, False), stays
     if at is not None and at.plus(step) == sizes.dim(tensor, axis).plus(Count(-1)):
-        return Slices(tensor, axis, True), stays
+        return IterationSlices(tensor, axis, True), stays
     return None
 
 
@@ -243,14 +246,14 @@ def _rank(value: Value | None, found: Reading, depth: int = 0) -> int | None:
         return 0
     if value in found.sizes.known:
         at = found.body.inputs.index(value)
-        return facts.rank(found.node.inputs[at])
+        return value_facts.rank(found.node.inputs[at])
     if value in found.sizes.outer:
-        return facts.rank(found.sizes.outer[value])
+        return value_facts.rank(found.sizes.outer[value])
     node = value.producer
     if node is None or not node.inputs:
         return None
     if node.op in ("Reshape", "Unsqueeze"):
-        given = facts.int_list(node.input(1))
+        given = value_facts.int_list(node.input(1))
         before = 0 if node.op == "Reshape" else _rank(node.inputs[0], found, depth + 1)
         return None if given is None or before is None else before + len(given)
     if node.op == "Squeeze":

@@ -3,7 +3,7 @@
 A value of shape [batch, n] is a row of columns. Exporters write cells in many forms: one product of Concat([x, h]) or a
 product per gate, Split or Slice, biases anywhere, 1 - z or not. Sums, products and slices of such rows have one normal
 form: a `Polynomial` per range of columns. Its factors are columns of a step's inputs (`Pick`), products with constant
-matrices (`Product`) and activations (`Gate`). Factors are equal only if they are the same columns of one value.
+matrices (`RowProduct`) and activations (`RowGate`). Factors are equal only if they are the same columns of one value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...ops.base import Array
+from tunewright.ops.base import Array
 
 #: Larger polynomials, and rows in more ranges, are not recurrent cells.
 MOST_TERMS, MOST_DEGREE, MOST_PARTS = 16, 4, 64
@@ -29,7 +29,7 @@ class NotRowsError(Exception):
 
 
 @dataclass(frozen=True, order=True)
-class Factor:
+class RowFactor:
     """A factor of a monomial. ``place`` is (value, part of a sum, first and last column).
 
     Factors are equal if their places are equal.
@@ -53,13 +53,13 @@ class Factor:
     def depth(self) -> int:
         return 0
 
-    def columns(self, start: int, stop: int) -> Factor:
+    def columns(self, start: int, stop: int) -> RowFactor:
         """The factor for some of its columns."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, order=True)
-class Pick(Factor):
+class Pick(RowFactor):
     """Columns of an input of a step: ``source`` is a scanned input or a carried value."""
 
     source: int = field(compare=False)
@@ -69,7 +69,7 @@ class Pick(Factor):
 
 
 @dataclass(frozen=True, order=True)
-class Product(Factor):
+class RowProduct(RowFactor):
     """Columns of ``rows`` times a constant matrix."""
 
     rows: Polynomial = field(compare=False)
@@ -79,8 +79,8 @@ class Product(Factor):
     def depth(self) -> int:
         return self.rows.depth + 1
 
-    def columns(self, start: int, stop: int) -> Product:
-        return Product(self._cut(start, stop), self.rows, self.matrix[:, start:stop])
+    def columns(self, start: int, stop: int) -> RowProduct:
+        return RowProduct(self._cut(start, stop), self.rows, self.matrix[:, start:stop])
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Activation:
 
 
 @dataclass(frozen=True, order=True)
-class Gate(Factor):
+class RowGate(RowFactor):
     """Columns of an activation. ``base`` was the first column when the gate had all columns of ``whole``."""
 
     activation: Activation = field(compare=False)
@@ -108,14 +108,14 @@ class Gate(Factor):
     def argument(self) -> Polynomial:
         return self.whole.columns(self.start - self.base, self.stop - self.base)
 
-    def columns(self, start: int, stop: int) -> Gate:
-        return Gate(self._cut(start, stop), self.activation, self.whole, self.base)
+    def columns(self, start: int, stop: int) -> RowGate:
+        return RowGate(self._cut(start, stop), self.activation, self.whole, self.base)
 
 
 #: activations of ONNX's recurrent layers
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
-Monomial: TypeAlias = tuple[Factor, ...]
+Monomial: TypeAlias = tuple[RowFactor, ...]
 ONE = np.ones(())
 
 
@@ -135,7 +135,7 @@ class Polynomial:
         object.__setattr__(self, "depth", depth)
 
     @staticmethod
-    def of(factor: Factor) -> Polynomial:
+    def of(factor: RowFactor) -> Polynomial:
         return Polynomial(factor.stop - factor.start, {(factor,): ONE})
 
     @staticmethod
@@ -253,7 +253,7 @@ def multiplied(rows: Rows, matrix: Array, serial: int) -> Rows:
     sums, at = [], 0
     for k, part in enumerate(rows.parts):
         place = (serial, k, 0, matrix.shape[1])
-        sums.append(Polynomial.of(Product(place, part, matrix[at : at + part.width])))
+        sums.append(Polynomial.of(RowProduct(place, part, matrix[at : at + part.width])))
         at += part.width
     return Rows(rows.axes, (reduce(Polynomial.plus, sums),))
 
@@ -262,6 +262,6 @@ def activated(rows: Rows, activation: Activation, serial: int) -> Rows:
     """An activation of every column; ``serial`` is a unique number for the result."""
     parts, at = [], 0
     for part in rows.parts:
-        parts.append(Polynomial.of(Gate((serial, 0, at, at + part.width), activation, part, at)))
+        parts.append(Polynomial.of(RowGate((serial, 0, at, at + part.width), activation, part, at)))
         at += part.width
     return Rows(rows.axes, tuple(parts))

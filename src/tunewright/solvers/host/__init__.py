@@ -1,0 +1,1 @@
+"""References in numpy as kernels of last resort."""

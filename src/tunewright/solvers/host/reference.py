@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ...devices.base import Device, Queue, Target
-from ...errors import ExecutionError, TunewrightError
-from ...ir.types import PLAIN, TensorType
-from ...ops import lookup
-from ...ops.base import OpSpec
-from ...ops.fused import from_plain, to_plain
+from tunewright.devices.base import Device, Queue, Target
+from tunewright.errors import ExecutionError, TunewrightError
+from tunewright.ir.types import PLAIN, TensorType
+from tunewright.ops import lookup
+from tunewright.ops.base import OpSpec
+from tunewright.ops.internal.reorder import from_plain, to_plain
+
 from ..base import Config, Kernel, Problem, Solver
 
 

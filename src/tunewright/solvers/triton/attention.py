@@ -12,18 +12,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...devices.base import Device, Target
-from ...devices.cuda import CudaDevice, CudaQueue
-from ...ir.types import DType, TensorType
-from ...search.space import Scalar, Space
+from tunewright.devices.base import Device, Target
+from tunewright.devices.cuda.device import CudaDevice, CudaQueue
+from tunewright.ir.types import DType, TensorType
+from tunewright.search.space import Scalar, Space
+
 from .. import attention_form
-from ..attention_form import UNBOUNDED, Form, Heads, form
+from ..attention_form import UNBOUNDED, AttentionForm, Heads, form
 from ..base import Config, Kernel, Problem
-from ..cuda import Call, CudaSolver
-from . import multiply
-from .elementwise import why_not_layouts
-from .expr import number
-from .text import HEAD, NAMES, chain, load, why_not_chain
+from ..cuda_kernel import Call, CudaSolver
+from .elementwise.elementwise import why_not_layouts
+from .product import precision
+from .source.expr import number
+from .source.text import HEAD, NAMES, chain, load, why_not_chain
 
 _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
 #: a query or a value of this size still leaves room for its tile
@@ -37,7 +38,7 @@ SHARED_BYTES = 200 << 10
 MOST_REGISTERS = 128
 
 
-class Attention(CudaSolver):
+class TritonAttention(CudaSolver):
     """Softmax(q k' * scale + mask) v: heads side by side or apart, shared ones, windows, caps, lengths; no past."""
 
     id = "triton.attention"
@@ -70,10 +71,10 @@ class Attention(CudaSolver):
         return None
 
     def inexact(self, problem: Problem, config: Config) -> str | None:
-        return multiply.inexact(config)
+        return precision.inexact(config)
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
-        return multiply.marked(super().compile(problem, config, device), config)
+        return precision.marked(super().compile(problem, config, device), config)
 
     def space(self, problem: Problem, target: Target) -> Space:
         f, units, item = form(problem), max(target.units, 1), _item(problem)
@@ -84,7 +85,7 @@ class Attention(CudaSolver):
                 return False
             if _registers(f, bm, bn, int(config["warps"])) > MOST_REGISTERS:
                 return False
-            if not multiply.is_safe(config, bm, int(config["warps"])):
+            if not precision.is_safe(config, bm, int(config["warps"])):
                 return False
             loaded = int(config["stages"]) * bn * (_span(f.size) + _span(f.width))
             if (bm * _span(f.size) + loaded) * item > SHARED_BYTES:
@@ -95,7 +96,7 @@ class Attention(CudaSolver):
             "bm": (16, 32, 64, 128), "bn": (16, 32, 64, 128), "split": (1, 2, 3, 4, 6, 8, 12, 16),
             "warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4),
         }  # fmt: skip
-        return Space(params | multiply.params(_dtype(problem)), useful, version="2")
+        return Space(params | precision.params(_dtype(problem)), useful, version="2")
 
     def default(self, problem: Problem, target: Target) -> Config:
         """Blocks of as many queries as leave something for every multiprocessor; else long keys are shared out."""
@@ -109,7 +110,7 @@ class Attention(CudaSolver):
         split = max(s for s in (1, 2, 3, 4, 6, 8, 12, 16) if s == 1 or (2 * s <= steps and tiles * s <= 2 * units))
         many = wide or bm == 128 or _registers(f, bm, bn, 4) > MOST_REGISTERS
         config = {"bm": bm, "bn": bn, "split": split, "warps": 8 if many else 4, "stages": 2}
-        return config | multiply.default(_dtype(problem))
+        return config | precision.default(_dtype(problem))
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
         return text(problem, form(problem), config)
@@ -126,7 +127,7 @@ class Attention(CudaSolver):
                 return
             given = [*(inputs[i] for i in used), outputs[0]]
             if split > 1:
-                given += [queue.scratch(scratch).view(multiply.float32()), queue.zeros(tiles)]
+                given += [queue.scratch(scratch).view(precision.float32()), queue.zeros(tiles)]
             kernel[grid](*given, **options)
 
         return call
@@ -142,12 +143,12 @@ def _item(problem: Problem) -> int:
     return _dtype(problem).itemsize
 
 
-def _rows(f: Form) -> int:
+def _rows(f: AttentionForm) -> int:
     """Queries that meet the same keys: those of every head that shares them."""
     return f.heads // max(f.groups, 1) * f.queries
 
 
-def _tiles(f: Form, bm: int) -> int:
+def _tiles(f: AttentionForm, bm: int) -> int:
     return f.batch * f.groups * -(-_rows(f) // bm)
 
 
@@ -156,7 +157,7 @@ def _span(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _registers(f: Form, bm: int, bn: int, warps: int) -> float:
+def _registers(f: AttentionForm, bm: int, bn: int, warps: int) -> float:
     """Sums and scores that a thread holds."""
     return bm * (_span(f.width) + bn) / (32 * warps)
 
@@ -165,14 +166,14 @@ def _start(heads: Heads) -> str:
     return f"{heads.start} + " if heads.start else ""
 
 
-def _used(problem: Problem, f: Form) -> list[int]:
+def _used(problem: Problem, f: AttentionForm) -> list[int]:
     """The inputs that the kernel reads, in the order of its arguments."""
     more = [f.mask.index] if f.mask is not None else []
     more += [f.valid] if f.valid is not None else []
     return [*f.sources, *more, *range(len(problem.main_inputs), len(problem.inputs))]
 
 
-def text(problem: Problem, f: Form, config: Mapping[str, Any]) -> str:
+def text(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> str:
     """The kernel for a form."""
     bm, bn, split = (int(config[k]) for k in ("bm", "bn", "split"))
     out = problem.outputs[0]
@@ -220,7 +221,7 @@ def text(problem: Problem, f: Form, config: Mapping[str, Any]) -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
-def _bounds(f: Form, bm: int, bn: int, split: int) -> list[str]:
+def _bounds(f: AttentionForm, bm: int, bn: int, split: int) -> list[str]:
     """The loop over the blocks of keys that this program takes: those that its queries may see at all."""
     lines, limit, offset = [], str(_columns(f)), "0"
     if split > 1:
@@ -250,21 +251,21 @@ def _bounds(f: Form, bm: int, bn: int, split: int) -> list[str]:
     return [*lines, "for step in range(begin, end):"]
 
 
-def _moving(f: Form) -> bool:
+def _moving(f: AttentionForm) -> bool:
     """Whether the visible keys depend on the query, or on values in memory."""
     return f.valid is not None or min(f.left, f.right) < UNBOUNDED
 
 
-def _columns(f: Form) -> int:
+def _columns(f: AttentionForm) -> int:
     """Keys from here on are seen by nobody."""
     return f.total if f.mask is None else f.mask.columns
 
 
-def _step(problem: Problem, f: Form, config: Mapping[str, Any]) -> list[str]:
+def _step(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> list[str]:
     """One block of keys and values."""
     bn, split, dtype = int(config["bn"]), int(config["split"]), _dtype(problem)
     deep, wide = _span(f.size), _span(f.width)
-    how, exp = multiply.option(dtype, config), _exp(problem, f)
+    how, exp = precision.option(dtype, config), _exp(problem, f)
     steps = -(-_columns(f) // bn)
     # no step goes beyond the end
     whole = f.total % bn == 0 and (_moving(f) or -(-steps // split) * split * bn <= f.total)
@@ -321,7 +322,7 @@ def _step(problem: Problem, f: Form, config: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _unit(problem: Problem, f: Form) -> float:
+def _unit(problem: Problem, f: AttentionForm) -> float:
     """What scores are multiplied with: powers of two are quicker than exponentials.
 
     But not where something is added: -65504 in a mask would be rounded once more, and scores that it is added to.
@@ -330,11 +331,11 @@ def _unit(problem: Problem, f: Form) -> float:
     return LOG2E if type is None or (isinstance(type, TensorType) and type.dtype is DType.BOOL) else 1.0
 
 
-def _exp(problem: Problem, f: Form) -> str:
+def _exp(problem: Problem, f: AttentionForm) -> str:
     return "tl.exp" if _unit(problem, f) == 1.0 else "tl.exp2"
 
 
-def _by_row(f: Form) -> bool:
+def _by_row(f: AttentionForm) -> bool:
     """Whether it is a mask that differs between queries or between heads that share keys."""
     assert f.mask is not None
     return bool(f.mask.row) or (f.heads > f.groups and bool(f.mask.head))
@@ -361,4 +362,4 @@ def _gather(bm: int, wide: int, split: int, exp: str) -> list[str]:
     ]  # fmt: skip
 
 
-SOLVERS = (Attention(),)
+SOLVERS = (TritonAttention(),)

@@ -6,17 +6,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from ...devices.base import Device, Target
-from ...devices.cuda import CudaDevice, CudaQueue, torch_dtype
-from ...ir.types import DType, TensorType
-from ...search.space import Scalar, Space
+from tunewright.devices.base import Device, Target
+from tunewright.devices.cuda.device import CudaDevice, CudaQueue, torch_dtype
+from tunewright.ir.types import DType, TensorType
+from tunewright.search.space import Scalar, Space
+
 from ..base import Config, Kernel, Problem
-from ..cuda import Call, CudaSolver
-from ..steps import main_type
-from ..triton import multiply
-from ..triton.compile import is_recording
-from ..triton.elementwise import default_block, launch, why_not_layouts
-from ..triton.text import why_not_chain
+from ..cuda_kernel import Call, CudaSolver
+from ..epilogue_types import main_type
+from ..triton.elementwise.elementwise import default_block, launch, why_not_layouts
+from ..triton.product import precision as multiply
+from ..triton.source.compile import is_recording
+from ..triton.source.text import why_not_chain
 
 #: how it multiplies numbers of single precision; see `triton.multiply`
 PRECISIONS = ("ieee", "tf32")

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ...devices.base import Target
-from ...ir.types import NHWC, PLAIN, DType, Layout, TensorType
-from ...ops.conv import transposed_size
-from ...ops.windows import spread, windows
+from tunewright.devices.base import Target
+from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType
+from tunewright.ops.onnx.conv import transposed_size
+from tunewright.ops.windows import spread, windows
+
 from ..base import Array, Config, Packing, Problem
 from .base import Operation, VendorSolver
 
 
-class Conv(VendorSolver):
+class VendorConv(VendorSolver):
     """One to three spatial axes; channels last where it may choose, as tensor cores want them."""
 
     id = "vendor.conv"
@@ -67,7 +68,7 @@ class Conv(VendorSolver):
         return run
 
 
-class ConvTranspose(VendorSolver):
+class VendorConvTranspose(VendorSolver):
     """One to three spatial axes, any groups."""
 
     id = "vendor.conv_transpose"
@@ -117,4 +118,4 @@ def _channels_last(weights: Array) -> Array:
     return np.ascontiguousarray(np.moveaxis(weights, 1, -1))
 
 
-SOLVERS = (Conv(), ConvTranspose())
+SOLVERS = (VendorConv(), VendorConvTranspose())

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...devices.base import Target
-from ...ir.types import DType, TensorType
+from tunewright.devices.base import Target
+from tunewright.ir.types import DType, TensorType
+
 from ..base import Problem
 from .base import Operation, VendorSolver
 
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
 
 
-class MatMul(VendorSolver):
+class VendorMatMul(VendorSolver):
     """Any shapes that MatMul takes."""
 
     id = "vendor.matmul"
@@ -68,7 +69,7 @@ def _without_bias(problem: Problem) -> Problem | None:
     return replace(problem, epilogue=shifted)
 
 
-class Gemm(VendorSolver):
+class VendorGemm(VendorSolver):
     """With the third operand added by the library."""
 
     id = "vendor.gemm"
@@ -95,4 +96,4 @@ class Gemm(VendorSolver):
         return run
 
 
-SOLVERS = (MatMul(), Gemm())
+SOLVERS = (VendorMatMul(), VendorGemm())

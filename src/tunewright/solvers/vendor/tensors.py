@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...devices.base import Target
-from ...ir.types import PLAIN, DType, TensorType
-from ...ops import strided
-from ...ops.fused import REORDER
-from ...ops.windows import windows
+from tunewright.devices.base import Target
+from tunewright.ir.types import PLAIN, DType, TensorType
+from tunewright.ops.internal import strided_attention
+from tunewright.ops.internal.reorder import REORDER
+from tunewright.ops.windows import windows
+
 from .. import attention_form
 from ..base import Problem
 from .base import Operation, VendorSolver
@@ -123,11 +124,11 @@ def _reshape(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
 
 
 def _strided_attention(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
-    def part(x: Any, place: strided.Place) -> Any:
+    def part(x: Any, place: strided_attention.Place) -> Any:
         shape, start, strides = place
         return x.as_strided(shape, strides, x.storage_offset() + start)
 
-    given = strided.separate(ins, problem.attrs, part)
+    given = strided_attention.separate(ins, problem.attrs, part)
     return _attention(torch, given, attention_form.separate(problem)).permute(problem.attrs["order"])
 
 
@@ -171,18 +172,26 @@ TABLE: Mapping[str, Function] = {
     "Squeeze": _reshape,
     "Unsqueeze": _reshape,
     "Attention": _attention,
-    strided.STRIDED: _strided_attention,
+    strided_attention.STRIDED: _strided_attention,
 }
 #: inputs that must be known
 _NEEDED = {"Slice": (1, 2, 3, 4), "ReduceMean": (1,), "ReduceSum": (1,), "ReduceMax": (1,), "ReduceMin": (1,)}
 _FLOATS_ONLY = frozenset(
-    {"MaxPool", "GlobalAveragePool", "Softmax", "LayerNormalization", "ReduceMean", "Attention", strided.STRIDED}
+    {
+        "MaxPool",
+        "GlobalAveragePool",
+        "Softmax",
+        "LayerNormalization",
+        "ReduceMean",
+        "Attention",
+        strided_attention.STRIDED,
+    }
 )
 #: work on the physical order as well as on the plain one
 _ANY_LAYOUT = frozenset({REORDER, "Identity", "MaxPool", "GlobalAveragePool", "Concat", "ReduceMean"})
 
 
-class Tensors(VendorSolver):
+class VendorOperations(VendorSolver):
     """The table."""
 
     id = "vendor.tensors"
@@ -205,7 +214,9 @@ class Tensors(VendorSolver):
             return "has a step below 1"
         if op.startswith("Reduce") and not _ints(problem, 1) and problem.attrs.get("noop_with_empty_axes"):
             return "reduces nothing"
-        if op in ("Attention", strided.STRIDED) and (reason := _why_not_attention(attention_form.separate(problem))):
+        if op in ("Attention", strided_attention.STRIDED) and (
+            reason := _why_not_attention(attention_form.separate(problem))
+        ):
             return reason
         if op in ("MaxPool", "LayerNormalization") and len(problem.outputs) > 1:
             return "makes one output"
@@ -231,4 +242,4 @@ def _why_not_attention(problem: Problem) -> str | None:
     return f"does not know {', '.join(sorted(odd))}" if odd else None
 
 
-SOLVERS = (Tensors(),)
+SOLVERS = (VendorOperations(),)

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs through torch: memory and streams (`device`), graphs (`graph`), and the driver (`driver`)."""

@@ -1,0 +1,1 @@
+"""Rewrites operators of older opsets in their newest form. `upgrade` applies the adapters of the other modules."""

@@ -1,0 +1,212 @@
+"""Numbers that a launch finds out by itself: how many iterations of a loop are over.
+
+A late symbol (`ShapeTrace.late`) is computed with like any other size while a plan is made. Its value is not known in
+front of the launch, so numbers that depend on one are split: into parts that are known in front of it, and a program of
+small steps (`Code`) that the launch carries out whenever the symbol changes. A guard that depends on one is a check in
+that program. Memory is planned for the most that a number can be (`upper`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from .symbolic import ShapeTrace, SymInt, Whole
+
+#: the most and the least that late symbols are, by the number of their atom
+Bounds: TypeAlias = "Mapping[int, tuple[Whole, Whole]]"
+
+
+class Unbounded(Exception):
+    """A number has no bound that is known in front of a launch."""
+
+
+def lates(number: Any) -> frozenset[int]:
+    """The late symbols that a number depends on, by the numbers of their atoms."""
+    return _of_terms(number._trace, number._terms) if isinstance(number, SymInt) else frozenset()
+
+
+def newest(number: Any) -> int:
+    """The last one of the late symbols that a number depends on: when it is known, the number is; -1: none."""
+    return max(lates(number), default=-1)
+
+
+def is_late(number: Any) -> bool:
+    """It is not known in front of a launch."""
+    return bool(lates(number))
+
+
+def _of_terms(trace: ShapeTrace, terms: Any) -> frozenset[int]:
+    if not trace.late_symbols:
+        return frozenset()
+    return frozenset().union(*(_of_atom(trace, k) for factors, _ in terms for k in factors))
+
+
+def _of_atom(trace: ShapeTrace, k: int) -> frozenset[int]:
+    if k in trace.late_symbols:
+        return frozenset([k])
+    parts = trace.atoms[k].parts
+    return frozenset() if parts is None else lates(parts[1]) | lates(parts[2])
+
+
+def upper(number: Any, bounds: Bounds) -> Any:
+    """The most that a number can be, known in front of the launch."""
+    return _bound(number, bounds, 0)
+
+
+def _bound(number: Any, bounds: Bounds, end: int) -> Any:
+    """The most (0) or the least (1)."""
+    if not is_late(number):
+        return number
+    trace, found = number._trace, 0
+    for factors, c in number._terms:
+        if len(factors) == 1:
+            found = found + c * _bound_of_atom(trace, factors[0], bounds, end if c > 0 else 1 - end)
+            continue
+        signs = [_sign(trace, k) for k in factors]
+        sign = math.prod(signs) * (1 if c > 0 else -1)
+        product: Any = c
+        for k, own in zip(factors, signs, strict=True):  # of each factor the end at which its absolute value is larger
+            product = product * _bound_of_atom(trace, k, bounds, end if sign * own > 0 else 1 - end)
+        found = found + product
+    return found
+
+
+def _sign(trace: ShapeTrace, k: int) -> int:
+    """1 where an atom is never negative, -1 where it is never positive."""
+    atom = trace.atoms[k]
+    if atom.least < 0 < atom.most:
+        raise Unbounded(f"a product with {trace._name(k)}, which may be negative")
+    return 1 if atom.least >= 0 else -1
+
+
+def _bound_of_atom(trace: ShapeTrace, k: int, bounds: Bounds, end: int) -> Any:
+    """The most (0) or the least (1) that an atom can be."""
+    atom = trace.atoms[k]
+    if k in trace.late_symbols:
+        return bounds[k][end]
+    if not _of_atom(trace, k):
+        return trace.made((((k,), 1),))
+    assert atom.parts is not None
+    function, left, right = atom.parts
+    if function in (min, max):
+        return trace.extreme(function, _bound(left, bounds, end), _bound(right, bounds, end))
+    if function is operator.floordiv and not is_late(right):
+        return _bound(left, bounds, end) // right
+    if function is operator.mod and not is_late(right):
+        return right - 1 if end == 0 else 0
+    raise Unbounded("a quotient of numbers that change")
+
+
+#: the value of a step: one that is known in front of the launch, a late symbol, the result of another step
+@dataclass(frozen=True)
+class Symbol:
+    """A late symbol."""
+
+    atom: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step of a program makes."""
+
+    step: int
+
+
+Source: TypeAlias = "Whole | Symbol | StepResult"
+
+
+@dataclass
+class Code:
+    """A program: steps, and checks of their results. Equal steps are one."""
+
+    #: function, operands
+    steps: list[tuple[Callable[[int, int], int], Source, Source]] = field(default_factory=list)
+    #: is it a check for zero (else for a negative number), of what, the answer that it must have
+    checks: list[tuple[bool, Source, bool]] = field(default_factory=list)
+    _known: dict[Any, Source] = field(default_factory=dict)
+
+    def value(self, number: Whole) -> Source:
+        """A number, with the steps that compute it."""
+        if not isinstance(number, SymInt) or not is_late(number):
+            return number
+        key = ("number", number.number)
+        if key not in self._known:
+            self._known[key] = self._computed(number)
+        return self._known[key]
+
+    def check(self, how: str, number: SymInt, answer: bool) -> None:
+        """A guard."""
+        self.checks.append((how == "==", self.value(number), answer))
+
+    def leaves(self) -> list[Whole]:
+        """What must be known in front of the launch."""
+        given = [side for _, *sides in self.steps for side in sides] + [side for _, side, _ in self.checks]
+        return [side for side in given if not isinstance(side, Symbol | StepResult)]
+
+    def _computed(self, number: SymInt) -> Source:
+        """A sum of products: each of what is known times what is late."""
+        trace = number._trace
+        parts: dict[tuple[int, ...], dict[tuple[int, ...], Any]] = {}
+        for factors, c in number._terms:
+            if not isinstance(c, int):
+                raise Unbounded("a fraction")
+            late = tuple(k for k in factors if _of_atom(trace, k))
+            early = tuple(k for k in factors if not _of_atom(trace, k))
+            parts.setdefault(late, {})[early] = c
+        found: Source = 0
+        for late, terms in sorted(parts.items()):
+            product: Source = trace.of(terms)
+            for k in late:
+                product = self._step(operator.mul, product, self._atom(trace, k))
+            found = self._step(operator.add, found, product)
+        return found
+
+    def _atom(self, trace: ShapeTrace, k: int) -> Source:
+        if k in trace.late_symbols:
+            return Symbol(k)
+        parts = trace.atoms[k].parts
+        assert parts is not None
+        return self._step(parts[0], self.value(parts[1]), self.value(parts[2]))
+
+    def _step(self, function: Callable[[int, int], int], a: Source, b: Source) -> Source:
+        if function is operator.mul and _is(a, 1):
+            return b
+        if function is operator.add and _is(a, 0):
+            return b
+        key = (function, _key(a), _key(b))
+        if key not in self._known:
+            self.steps.append((function, a, b))
+            self._known[key] = StepResult(len(self.steps) - 1)
+        return self._known[key]
+
+
+def _is(source: Source, number: int) -> bool:
+    return isinstance(source, int) and source == number
+
+
+def _key(source: Source) -> Any:
+    return ("number", source.number) if isinstance(source, SymInt) else source
+
+
+def value_at(number: Any, values: Mapping[int, int]) -> Any:
+    """A number where late symbols have these values, and everything else is as at hand."""
+    if not isinstance(number, SymInt):
+        return number
+    atoms = number._trace.atoms
+
+    def of(k: int) -> Any:
+        parts = atoms[k].parts
+        if k in values:
+            return values[k]
+        return atoms[k].hint if parts is None else parts[0](value_at(parts[1], values), value_at(parts[2], values))
+
+    return sum(c * math.prod(of(k) for k in factors) for factors, c in number._terms)
+
+
+def guards_of(trace: ShapeTrace, atom: int) -> Sequence[tuple[str, SymInt, bool]]:
+    """The guards of a trace that can be checked when a late symbol is known, and not before."""
+    return [(how, left, answer) for (how, left, _), answer in trace.guards.items() if newest(left) == atom]

@@ -1,0 +1,1 @@
+"""How candidates are judged and timed: in this process (`local`) or in a worker process (`isolated`)."""

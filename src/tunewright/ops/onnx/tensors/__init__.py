@@ -1,0 +1,1 @@
+"""ONNX's own operators that move, pick, make, resample or quantise tensors."""

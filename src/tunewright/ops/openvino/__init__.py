@@ -1,0 +1,1 @@
+"""Operators of org.openvinotoolkit."""

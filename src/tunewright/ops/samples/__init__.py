@@ -1,0 +1,1 @@
+"""Sample inputs of ONNX's operators, on which every implementation is checked."""

@@ -1,0 +1,1 @@
+"""Removes what has no effect: dead code, identities, constants, shape arithmetic that is known."""

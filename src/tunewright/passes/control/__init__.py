@@ -1,0 +1,1 @@
+"""Rewrites loops, branches and scans: trip counts, unrolling, hoisting."""

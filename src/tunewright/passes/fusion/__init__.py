@@ -1,0 +1,1 @@
+"""Merges neighbouring operations into one kernel."""

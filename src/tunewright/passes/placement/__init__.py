@@ -1,0 +1,1 @@
+"""Assigns layouts, precisions and views: how tensors lie in memory and in which type they are computed."""

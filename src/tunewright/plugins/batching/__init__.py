@@ -1,0 +1,1 @@
+"""How many inferences to run together: streams, requests and batch sizes, by proof and by measurement."""

@@ -1,0 +1,1 @@
+"""Where HETERO runs each node: costs, search, measurement and stored results."""

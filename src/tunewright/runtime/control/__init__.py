@@ -1,0 +1,1 @@
+"""Loops, branches and data-dependent rows, inside a launch or interpreted by the request."""

@@ -1,0 +1,1 @@
+"""What users hold and run: compiled models, inference requests, streams and states."""

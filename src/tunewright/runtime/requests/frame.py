@@ -1,0 +1,297 @@
+"""A request's memory for one plan, and the plan's executables bound to it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tunewright.devices.base import Queue, address, in_order
+from tunewright.devices.control_rows import Ragged
+from tunewright.devices.executable import Bound
+from tunewright.ir.graph import Node
+from tunewright.ir.symbolic import LEAST
+from tunewright.ir.types import TensorType
+from tunewright.passes.attention.grow_states import MOST_NEW
+
+from ..control.decision import Decision
+from ..plans.growing_buffers import Filled, GrowingBuffer, GrowingState, buffer_of, continued, grown, keep
+from ..plans.plan import Plan, Segment, SlotPlace, static_tensor
+from ..plans.template import SPARE, Fit, Template
+from .result_memory import Results, ResultSlot
+
+
+@dataclass(eq=False)
+class BoundSegment:
+    """A segment of a plan with a request's memory."""
+
+    segment: Segment
+    #: None: the request runs it
+    bound: Bound | None
+    #: `Bound.invoke`, where nothing else is to be done
+    invoke: Callable[[MutableMapping[int, Any]], None] | None
+    #: values that nobody reads behind it
+    release: tuple[int, ...]
+    #: iterations that all loops of an inference may take
+    most: int
+    #: outputs that become as long as a loop: slot, what it is, the slot that says how long at most, and the node
+    ragged: list[tuple[int, Ragged, int, Node]]
+
+
+class Frame:
+    """A request's memory for one plan: the arena, every slot that does not change, and what runs."""
+
+    def __init__(self, plan: Plan, queue: Queue, counted: bool = False) -> None:
+        self.plan, self.queue, device = plan, queue, plan.device
+        template = plan.template
+        self.arena = device.alloc(plan.arena_bytes) if plan.arena_bytes and template is None else None
+        #: the sizes that everything here is for, where the plan is for a class of shapes
+        self.sizes: tuple[int, ...] | None = None
+        #: what lies in the same place in each inference, by slot
+        self.memory: list[Any] = [None] * len(plan.slots)
+        #: outputs that share their bytes with an input, a weight or another one: the caller gets copies
+        self.copied = plan.shared_outputs()
+        #: inputs that are copied to the device at each inference, and where to
+        self.copies: list[tuple[int, Any]] = []
+        found = self._place()
+        arena = {i for i, slot in enumerate(plan.slots) if slot.place is SlotPlace.ARENA and template is not None}
+        self.segments = [one for segment in plan.segments for one in self._bind(segment, arena, counted)]
+        seen = {i for one in self.segments if not _takes_addresses(one) for i in one.segment.slots}
+        # control flow that a launch may leave to the request
+        escaping = [s for one in self.segments for s in one.segment.steps if s.block is not None and s.block.escapes]
+        seen |= {i for step in escaping for i in (*step.ins, *step.outs) if i >= 0}
+        #: slots in the arena that are arrays for somebody, where those change with sizes
+        self._viewed = arena & seen
+        #: slots of results that are arrays for somebody while it runs
+        self._arrays = {one.slot for one in found} & seen
+        states = () if template is None else template.states
+        #: inputs that are to lie in order
+        self._in_order = [i for i in range(len(plan.inputs)) if template is None or i not in template.apart]
+        #: inputs that results continue, and those results: their addresses are enough while it runs
+        self._pasts = [(one.input, plan.inputs[one.input]) for one in states if plan.inputs[one.input] not in seen]
+        grown = {one.storage for one in states}
+        self._grown = [one for one in found if one.storage in grown and one.slot not in seen]
+        found = [one for one in found if one not in self._grown]
+        #: how many rows of which shape ragged outputs may have, by the sizes at hand
+        self.rooms = {one: (one.most, one.type.dims) for each in self.segments for _, one, _, _ in each.ragged}
+        #: inputs that results continue, with the memory of those
+        self.states: list[tuple[GrowingState, GrowingBuffer]] = []
+        #: of steps that append: where their table says how, and what: is the past copied, how far its rows are apart
+        self._appends: dict[int, tuple[Any, list[int]]] = {}
+        self._appended: dict[int, tuple[int, int]] = {}
+        for state in states:
+            self._appends[state.step] = self._words(state.step, "COPY", "PAST_STEP")
+        #: what constants consist of that are sizes
+        self._filled: dict[int, list[int]] = {}
+        #: inputs with room that this inference writes into, and of steps that may do so where their table says it
+        self.filling: list[tuple[Filled, np.ndarray[Any, Any]]] = []
+        self.fills: list[tuple[Filled, Any, int]] = []
+        for filled in plan.filled:
+            table, (copy,) = self._words(filled.step, "COPY")
+            self.fills.append((filled, table, copy))
+        #: where it only decides which branch of an If is run
+        self.decision = None if counted else Decision.of(plan)
+        #: what is made anew; where results are copied to the host, their memory is the frame's
+        self.results = self._results_in(found, plan.results if device.shares_memory else {})
+        #: the same for sizes that there were
+        self._known: weakref.WeakKeyDictionary[Fit, Results] = weakref.WeakKeyDictionary()
+
+    def _results_in(self, found: Sequence[ResultSlot], nbytes: Mapping[int, int]) -> Results:
+        template = self.plan.template
+        grown = {one.storage for one in self._grown}
+        made = {storage: size for storage, size in nbytes.items() if storage not in grown}
+        # what grows and is an array for somebody is in memory of its own
+        share = template is None or not any(state.storage in made for state in template.states)
+        return Results(self.plan, found, made, self._arrays, share)
+
+    def _place(self) -> list[ResultSlot]:
+        """Memory for every slot that stays where it is; the others, of results."""
+        found = []
+        plan, device, template = self.plan, self.plan.device, self.plan.template
+        shared = device.shares_memory
+        buffers = {} if shared else {storage: device.alloc(nbytes) for storage, nbytes in plan.results.items()}
+        on_device = {i for step in plan.steps if not step.on_host for i in step.ins}
+        for i, slot in enumerate(plan.slots):
+            type = static_tensor(slot.type)
+            if slot.place is SlotPlace.CONST:
+                own = template is not None and i in template.constants and slot.const is not None
+                self.memory[i] = slot.const.copy() if own and slot.const is not None else slot.const
+            elif slot.place is SlotPlace.ARENA and template is None:  # else see `fit`
+                assert self.arena is not None and type is not None
+                self.memory[i] = device.view(self.arena, plan.arena_offsets[slot.storage] + slot.offset, type)
+            elif slot.place is SlotPlace.RESULT and shared:
+                assert type is not None
+                found.append(ResultSlot(i, slot.storage, slot.offset, type.physical, type.dtype.numpy))
+            elif slot.place is SlotPlace.RESULT:
+                assert type is not None
+                self.memory[i] = device.view(buffers[slot.storage], slot.offset, type)
+            elif slot.place is SlotPlace.INPUT and not shared and i in on_device and type is not None:
+                self.memory[i] = device.view(device.alloc(type.nbytes), 0, type)
+                self.copies.append((i, self.memory[i]))
+        return found
+
+    def _bind(self, segment: Segment, arena: set[int], counted: bool) -> list[BoundSegment]:
+        """A segment; each step by itself where they are counted and their executable does not tell their times."""
+        executable, steps = segment.executable, segment.steps
+        untold = counted and executable is not None and not executable.timed
+        if untold and (len(steps) > 1 or steps[0].block is not None):
+            link = self.plan.device.link
+            apart = [Segment([s], partial(link, [s.part]) if s.block is None else None) for s in steps]
+            return [made for one in apart for made in self._bind(one, arena, counted)]
+        bound = None if executable is None else executable.bind(self.queue, self.memory, arena, counted)
+        most = max((step.control.max_iterations for step in segment.steps if step.control is not None), default=0)
+        release = tuple(i for step in segment.steps for i in step.release)
+        ragged = [
+            (step.outs[one.output], one, step.ins[0] if one.most is None else -1, step.node)
+            for step in segment.steps if step.block is not None for one in step.block.ragged
+        ]  # fmt: skip
+        invoke = None if bound is None or bound.loops is not None else bound.invoke
+        return [BoundSegment(segment, bound, invoke, release, most, ragged)]
+
+    def _words(self, step: int, *names: str) -> tuple[Any, list[int]]:
+        """Where the numbers stand that a linked step is given."""
+        for one in self.segments:
+            if self.plan.steps[step] in one.segment.steps and one.bound is not None:
+                return one.bound.words(one.segment.steps.index(self.plan.steps[step]), names)
+        raise AssertionError("the step is in no segment")
+
+    @property
+    def arena_bytes(self) -> int:
+        return 0 if self.arena is None else int(self.arena.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what runs."""
+        return sum(one.bound.nbytes for one in self.segments if one.bound is not None)
+
+    def touch(self) -> None:
+        """Have the system give pages to its memory now, and not while somebody waits. Nobody uses it yet."""
+        if isinstance(self.arena, np.ndarray):
+            self.arena.fill(0)
+
+    def take(
+        self, inputs: Sequence[Any], may_fill: bool, sizes: tuple[int, ...] | None = None
+    ) -> tuple[Sequence[Any], dict[int, Any]]:
+        """Have everything ready for these inputs; answer them without gaps, and what is in which slot.
+
+        ``may_fill``: those that were let go may be written into. ``sizes``: the values of the plan's symbols, where
+        they are known.
+        """
+        for i in self._in_order:
+            value = inputs[i]
+            if type(value) is np.ndarray and not value.flags.c_contiguous:
+                wanted = {at for at in self._in_order if isinstance(inputs[at], np.ndarray)}
+                inputs = [in_order(v) if at in wanted else v for at, v in enumerate(inputs)]
+                break
+        values = dict(zip(self.plan.inputs, inputs, strict=True))
+        if self.plan.template is not None:
+            self.fit(inputs, sizes)
+            if self.states:
+                self._append(inputs, values)
+        if self.fills:
+            self.fill(inputs, may_fill)
+        return inputs, values
+
+    def fit(self, inputs: Sequence[Any], sizes: tuple[int, ...] | None = None) -> None:
+        """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""
+        plan, template = self.plan, self.plan.template
+        assert template is not None
+        sizes = sizes or template.pattern.sizes(inputs)
+        assert sizes is not None
+        spare = self._continued(template.states, inputs) if template.states else SPARE
+        if self.sizes == (*sizes, spare):
+            return
+        fit = template.fit(sizes, spare)
+        assert fit is not None, "the plan is of another class of shapes"
+        if fit.arena_bytes and (self.arena is None or self.arena.nbytes < fit.arena_bytes):
+            self.arena = None  # before there is another one
+            self.arena = plan.device.alloc(fit.arena_bytes if self.sizes is None else fit.arena_bytes * 5 // 4)
+        values, begin = fit.values, 0 if self.arena is None else address(self.arena)
+        for each in self.segments:
+            if each.bound is not None and _takes_addresses(each):
+                each.bound.fit(fit.sizes, begin, template.begins)
+        for i in self._viewed:
+            type = plan.slots[i].type
+            assert isinstance(type, TensorType) and self.arena is not None
+            shape = self._shape(i, fit, template)
+            self.memory[i] = np.ndarray(shape, type.dtype.numpy, self.arena, values[template.begins[i]])
+        template.fill(fit, self.memory, self._filled)
+        for one in self.rooms:
+            place = fit.sizes.place
+            dims = tuple([values[place(d)] for d in one.type.dims])
+            self.rooms[one] = None if one.most is None else values[place(one.most)], dims
+        known = self._known.get(fit)
+        if known is None:
+            found = [
+                ResultSlot(one.slot, one.storage, self._offset(one.slot, fit, template),
+                       self._shape(one.slot, fit, template), one.dtype)
+                for one in self.results.found
+            ]  # fmt: skip
+            nbytes = {storage: values[at] for storage, at in template.results.items()}
+            known = self.results
+            if found != known.found or any(known.nbytes[storage] != nbytes[storage] for storage in known.nbytes):
+                known = self._results_in(found, nbytes)
+            self._known[fit] = known
+        self.results = known
+        self.sizes = (*sizes, spare)
+
+    def _shape(self, i: int, fit: Fit, template: Template) -> tuple[int, ...]:
+        places, type = template.shapes.get(i), self.plan.slots[i].type
+        assert isinstance(type, TensorType)
+        return type.physical if places is None else tuple([fit.values[at] for at in places])
+
+    def _offset(self, i: int, fit: Fit, template: Template) -> int:
+        at = template.offsets.get(i)
+        return self.plan.slots[i].offset if at is None else fit.values[at]
+
+    def _continued(self, states: Sequence[GrowingState], inputs: Sequence[Any]) -> int:
+        """Decide for each input that a result continues whether that is done in place; rows to spare."""
+        pasts = [inputs[state.input] for state in states]
+        found = continued([(past, state.rows) for past, state in zip(pasts, states, strict=True)], LEAST + MOST_NEW)
+        used = [past.shape[state.axis] for past, state in zip(pasts, states, strict=True)]
+        spare = next((one.capacity - rows for one, rows in zip(found, used, strict=True) if one is not None), None)
+        if spare is None:
+            rows = max(rows + state.rows for rows, state in zip(used, states, strict=True))
+            spare = grown(rows) - rows + MOST_NEW
+        self.states = []
+        for state, past, buffer, rows in zip(states, pasts, found, used, strict=True):
+            copies = buffer is None or buffer.capacity != rows + spare
+            if copies:
+                shape = (*past.shape[: state.axis], rows + spare, *past.shape[state.axis + 1 :])
+                buffer = GrowingBuffer(shape, past.dtype, state.axis, rows + state.rows)
+            assert buffer is not None
+            self.states.append((state, buffer))
+            apart = past.strides[state.axis - 1] // past.itemsize if state.axis else past.size
+            self._appended[state.step] = copies, apart
+        return int(spare) - MOST_NEW
+
+    def _append(self, inputs: Sequence[Any], values: dict[int, Any]) -> None:
+        """Say how the past comes into the memory of each result that continues it, and where both are."""
+        for number, (copies, apart) in self._appended.items():
+            table, (copy, step) = self._appends[number]
+            table[copy], table[step] = copies, apart
+        for at, slot in self._pasts:
+            buffer = buffer_of(inputs[at])
+            if buffer is not None:  # to ask a view that nobody may write to takes longer
+                values[slot] = buffer.begin
+        begins = {state.storage: buffer.begin for state, buffer in self.states}
+        for one in self._grown:
+            values[one.slot] = begins[one.storage] + one.offset
+
+    def fill(self, inputs: Sequence[Any], may: bool) -> None:
+        """Decide for each input with room whether the result is written into it; ``may``: nobody says where it goes."""
+        self.filling = []
+        for filled, table, copy in self.fills:
+            array = inputs[filled.input]
+            own = keep(array) and may and not address(array) % 64
+            table[copy] = int(not own)
+            if own:
+                self.filling.append((filled, array))
+
+
+def _takes_addresses(one: BoundSegment) -> bool:
+    return one.segment.executable is not None and one.segment.executable.takes_addresses

@@ -1,0 +1,1 @@
+"""Models that run on several devices: HETERO, MULTI and BATCH."""

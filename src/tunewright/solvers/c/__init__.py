@@ -1,0 +1,2 @@
+"""Kernels in C, one text for the processor and OpenCL devices, by family. `source` holds what all families are written
+with."""

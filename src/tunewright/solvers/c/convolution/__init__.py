@@ -1,0 +1,1 @@
+"""Convolutions: direct, Winograd, depthwise, grouped, transposed, of bytes."""

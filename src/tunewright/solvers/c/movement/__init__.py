@@ -1,0 +1,1 @@
+"""Kernels that only move elements."""

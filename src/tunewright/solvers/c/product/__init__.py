@@ -1,0 +1,1 @@
+"""Matrix products: tiles, single rows, bytes, weights of a few bits."""

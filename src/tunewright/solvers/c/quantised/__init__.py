@@ -1,0 +1,1 @@
+"""Integer convolutions and products, and conversions between integers and floats."""

@@ -1,0 +1,1 @@
+"""Reductions, normalisations, softmax, pooling and running sums."""

@@ -1,0 +1,1 @@
+"""Kernels that pick or interpolate elements: TopK, NonZero, NMS, Resize, sampling."""

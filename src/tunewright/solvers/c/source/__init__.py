@@ -1,0 +1,1 @@
+"""What C kernels are written with: the emitter, expressions, epilogues, windows, strides and the prelude."""

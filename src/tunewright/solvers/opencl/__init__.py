@@ -1,1 +1,0 @@
-"""Kernels in C, for devices that compile C or OpenCL C at run time."""

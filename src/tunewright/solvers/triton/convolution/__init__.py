@@ -1,0 +1,1 @@
+"""Depthwise and transposed convolutions; the others are products (`solvers.triton.product`)."""

@@ -1,0 +1,1 @@
+"""Products and convolutions on tensor cores, and products of few rows."""

@@ -1,0 +1,1 @@
+"""What Triton kernels are written with, and how their text is compiled."""

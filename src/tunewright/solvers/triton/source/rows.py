@@ -1,0 +1,299 @@
+"""What kernels over rows share: a tensor seen as rows of elements that are folded together, and how tiles go over it.
+
+A program has a tile of ``rows`` x ``block`` elements. Where axes that stay lie innermost, neighbouring rows are
+neighbours in memory (*columns*); else the elements of a row are. Which of the two threads follow is up to Triton, which
+knows all strides. A row that fits into the block is read once; a longer one goes by in a loop, and few long ones are
+cut into ``split`` parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tunewright.devices.base import Target
+from tunewright.devices.cuda.device import CudaQueue
+from tunewright.ir.types import DType, TensorType
+from tunewright.search.space import Space
+from tunewright.solvers.base import Config, Problem
+
+from .text import HEAD, computed, offset, physical_order, strides
+
+#: sizes and strides along some axes, in memory's order
+Axes = Sequence[tuple[int, int]]
+
+FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
+#: elements of a tile, at most; and those of a row that is read once by default
+MOST, ONCE = 16384, 8192
+#: elements of a tensor: places are counted in 32 bits
+MOST_ELEMENTS = 2_000_000_000
+#: elements of a row that are worth a program of their own
+WORTH_A_PART = 2048
+#: tiles for each multiprocessor from which on it has enough to do: programs have fewer threads, which wait less for
+#: each other
+PLENTY = 8
+BLOCKS = [1 << i for i in range(15)]
+
+
+def power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def filling(size: int, units: int) -> int:
+    """Elements of a program: as many as pay, fewer where there are not enough for every multiprocessor."""
+    block = 1024
+    while block > 128 and cdiv(size, block) < 4 * max(units, 1):
+        block //= 2
+    return block
+
+
+def tensor(type: object) -> TensorType:
+    assert isinstance(type, TensorType), type
+    return type
+
+
+@dataclass(frozen=True)
+class RowView:
+    """A static tensor, and the logical axes that are folded. ``groups`` divides the channels; the groups stay."""
+
+    x: TensorType
+    folded: frozenset[int]
+    groups: int = 0
+
+    @cached_property
+    def _gone(self) -> list[bool]:
+        """Whether each axis in memory's order is folded."""
+        found = []
+        for axis in physical_order(self.x, len(self.x.dims)):
+            if self.groups and axis == 1:
+                found.append(False)
+            found.append(axis in self.folded)
+        return found
+
+    def spread(self, type: TensorType) -> list[tuple[int, int]]:
+        """Sizes of the tensor's axes in memory's order, with the strides of an operand that is spread over it."""
+        found = []
+        for axis, (size, stride) in zip(physical_order(self.x, len(self.x.dims)), strides(type, self.x), strict=True):
+            if self.groups and axis == 1:
+                found.append((self.groups, stride * (size // self.groups)))
+                size //= self.groups
+            found.append((size, stride))
+        return found
+
+    @cached_property
+    def _last(self) -> int:
+        """Axes up to the last folded one of more than one element; behind it lie columns."""
+        sizes = [size for size, _ in self.spread(self.x)]
+        return max((i + 1 for i, gone in enumerate(self._gone) if gone and sizes[i] > 1), default=len(sizes))
+
+    def folded_axes(self, type: TensorType) -> Axes:
+        return [a for a, gone in zip(self.spread(type), self._gone, strict=True) if gone]
+
+    def outer_axes(self, type: TensorType) -> Axes:
+        found = zip(self.spread(type)[: self._last], self._gone, strict=False)
+        return [a for a, gone in found if not gone]
+
+    def column_axes(self, type: TensorType) -> Axes:
+        found = zip(self.spread(type)[self._last :], self._gone[self._last :], strict=True)
+        return [a for a, gone in found if not gone]
+
+    @cached_property
+    def count(self) -> int:
+        """Elements of a row."""
+        return math.prod(size for size, _ in self.folded_axes(self.x))
+
+    @cached_property
+    def outer(self) -> int:
+        return math.prod(size for size, _ in self.outer_axes(self.x))
+
+    @cached_property
+    def columns(self) -> int:
+        """Rows that lie side by side; 1: the elements of a row do."""
+        return math.prod(size for size, _ in self.column_axes(self.x))
+
+    @property
+    def rows(self) -> int:
+        return self.outer * self.columns
+
+    @property
+    def extent(self) -> int:
+        """Rows among which a tile takes neighbours."""
+        return self.columns if self.columns > 1 else self.outer
+
+    def tiles(self, rows: int) -> int:
+        """Tiles that lie over all rows."""
+        return self.rows // max(self.extent, 1) * cdiv(self.extent, rows)
+
+
+class Tile:
+    """Writes the parts of a kernel that find the elements of a view, for one config."""
+
+    def __init__(self, view: RowView, config: Mapping[str, Any]) -> None:
+        self.view = view
+        self.rows, self.block, self.split = (int(config[k]) for k in ("rows", "block", "split"))
+        #: a row is read once
+        self.whole = self.block >= view.count and self.split == 1
+        #: elements of a part
+        self.each = cdiv(cdiv(view.count, self.block), self.split) * self.block
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        tiles = self.view.tiles(self.rows)
+        return (tiles, self.split) if self.split > 1 else (tiles,)
+
+    def head(self) -> list[str]:
+        """``row`` (the rows' numbers), ``inside``, and what `place` needs."""
+        view = self.view
+        lines = ["tile = tl.program_id(0)"]
+        if view.columns > 1:
+            across = cdiv(view.columns, self.rows)
+            lines += [
+                f"outer = tile // {across}", f"column = tile % {across} * {self.rows} + tl.arange(0, {self.rows})",
+                f"row = outer * {view.columns} + column", f"inside = column < {view.columns}",
+            ]  # fmt: skip
+        else:
+            lines += [f"row = tile * {self.rows} + tl.arange(0, {self.rows})", f"inside = row < {view.rows}"]
+        if self.split > 1:
+            lines += ["part = tl.program_id(1)", f"begin = part * {self.each}",
+                      f"end = tl.minimum(begin + {self.each}, {view.count})"]  # fmt: skip
+        lines.append(f"start = {self.kept(view.x)}")
+        if self.whole:
+            lines += self._elements(f"tl.arange(0, {self.block})")
+        return lines
+
+    def _elements(self, r: str) -> list[str]:
+        """``r``: numbers of elements in their rows; ``live``: there are such; ``at``: their places; ``ok``."""
+        return [
+            f"r = {r}", f"live = (r < {'end' if self.split > 1 else self.view.count})[None, :]",
+            "ok = inside[:, None] & live", f"at = start[:, None] + ({self.along(self.view.x)})[None, :]",
+        ]  # fmt: skip
+
+    def kept(self, type: TensorType) -> str:
+        """Where an operand that is spread over the tensor begins for each ``row``."""
+        if self.view.columns > 1:
+            outer = offset(self.view.outer_axes(type), "outer")
+            return f"{outer} + {offset(self.view.column_axes(type), 'column')}"
+        return offset(self.view.outer_axes(type), "row")
+
+    def along(self, type: TensorType) -> str:
+        """How far from there its elements are for each ``r``."""
+        return offset(self.view.folded_axes(type), "r")
+
+    def sweep(self, *body: str) -> list[str]:
+        """Statements for all elements of a row or part: once, or in a loop."""
+        if self.whole:
+            return list(body)
+        first = "first" if self.split == 1 else "begin + first"
+        length = self.view.count if self.split == 1 else self.each  # of the last parts there may be less, or nothing
+        inner = [*self._elements(f"{first} + tl.arange(0, {self.block})"), *body]
+        return [f"for first in range(0, {length}, {self.block}):", *indented(inner)]
+
+    def operand(self, name: str, pointer: str, type: TensorType, other: str = "0.0") -> str:
+        """Loads an operand that is spread over the tensor, of as few dimensions as it varies along."""
+        real = computed(type.dtype)
+        view = self.view
+        varies_down = any(s and n > 1 for n, s in [*view.outer_axes(type), *view.column_axes(type)])
+        varies_along = any(s and n > 1 for n, s in view.folded_axes(type))
+        if varies_down and varies_along:
+            place = f"({self.kept(type)})[:, None] + ({self.along(type)})[None, :]"
+            return f"{name} = tl.load({pointer} + ({place}), mask=ok, other={other}).to({real})"
+        if varies_down:
+            return f"{name} = tl.load({pointer} + ({self.kept(type)}), mask=inside, other={other}).to({real})[:, None]"
+        if varies_along:
+            mask = f"r < {view.count}"
+            return f"{name} = tl.load({pointer} + ({self.along(type)}), mask={mask}, other={other}).to({real})[None, :]"
+        return f"{name} = tl.load({pointer}).to({real})"
+
+    @property
+    def last(self) -> str:
+        """Places along the last axis, for `text.chain`: where a row is just that axis."""
+        axes = [a for a in self.view.folded_axes(self.view.x) if a[0] > 1]
+        plain = self.view.columns == 1 and len(axes) == 1 and axes[0][0] == self.view.spread(self.view.x)[-1][0]
+        return "(r[None, :] + row[:, None] * 0)" if plain else ""
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    return ["    " + line for line in lines]
+
+
+def kernel(pointers: Sequence[str], lines: Sequence[str], functions: str = "") -> str:
+    """The text of a kernel with these arguments and statements; ``functions`` stand in front of it."""
+    body = "\n".join(indented(lines))
+    return f"{HEAD}{functions}@triton.jit\ndef kernel({', '.join(pointers)}):\n{body}\n"
+
+
+def space(view: RowView, target: Target) -> Space:
+    """Tiles that waste less than half of their lanes, with up to 64 elements for each thread."""
+    units = max(target.units, 1)
+    most_rows, most_block = min(256, power(view.extent)), min(MOST, power(view.count))
+
+    def useful(config: Mapping[str, Any]) -> bool:
+        rows, block, warps, split = (int(config[k]) for k in ("rows", "block", "warps", "split"))
+        tile = rows * block
+        if rows > most_rows or block > most_block or tile > MOST or tile > 64 * 32 * warps:
+            return False
+        if warps > 1 and tile < 32 * warps:
+            return False
+        if block < min(most_block, 64) and tile < min(1024, most_rows * most_block):
+            return False  # a loop of many short turns
+        # who cuts rows has few of them
+        return split == 1 or (rows <= 64 and split * block <= view.count and view.tiles(rows) * split <= 8 * units)
+
+    return Space(
+        {
+            "rows": [1, 2, 4, 8, 16, 32, 64, 128, 256], "block": BLOCKS, "warps": [1, 2, 4, 8, 16],
+            "split": [1, 2, 4, 8, 16, 32, 64],
+        },
+        useful, version="1",
+    )  # fmt: skip
+
+
+def default(view: RowView, target: Target) -> Config:
+    """Rows that are read once where they are not too long; enough programs for all multiprocessors if there can be."""
+    units = max(target.units, 1)
+    whole, extent = power(view.count), power(view.extent)
+    if view.columns > 1:  # a sector of memory is 32 bytes: fewer columns would read what they do not need
+        rows = min(extent, 64)
+        while rows > 16 and view.tiles(rows) < 2 * units:
+            rows //= 2
+        block = min(whole, max(1, (1024 if view.tiles(rows) >= PLENTY * units else 4096) // rows))
+    else:
+        few = view.count > 2 * WORTH_A_PART and 2 * view.rows <= units
+        rows, block = 1, min(whole, WORTH_A_PART if few else ONCE)
+        while rows * block < 1024 and rows < min(extent, 256) and view.tiles(2 * rows) >= 2 * units:
+            rows *= 2
+        if block >= 1024:
+            while rows < 4 and rows * block < MOST and view.tiles(2 * rows) >= PLENTY * units:
+                rows *= 2
+        if block < 64:  # elements of short rows fill a warp together
+            rows = max(rows, min(extent, 64 // block))
+    split, tiles = 1, view.tiles(rows)
+    least = max(block, WORTH_A_PART // rows)
+    while split < 64 and 2 * split * least <= view.count and 2 * tiles * split <= units:
+        split *= 2
+    each = 1024 if view.tiles(rows) >= PLENTY * units and (view.columns > 1 or block >= 1024) else 256
+    warps = min(16, max(1, rows * block // each))
+    return {"rows": rows, "block": block, "warps": warps, "split": split}
+
+
+def scratch(queue: CudaQueue, count: int, real: str) -> Any:
+    """Numbers in the queue's scratch memory; ``real``: "tl.float32", ..."""
+    import torch
+
+    dtype = getattr(torch, real.removeprefix("tl."))
+    return queue.scratch(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
+
+
+def why_not_size(problem: Problem) -> str | None:
+    """Places are counted in 32 bits."""
+    types = [t for t in (*problem.inputs, *problem.outputs) if isinstance(t, TensorType)]
+    large = next((t for t in types if t.size > MOST_ELEMENTS), None)
+    return None if large is None else f"{large} has more than {MOST_ELEMENTS:,} elements"

@@ -1,0 +1,1 @@
+"""``tunewright benchmark``: measurement, sweeps, reports, charts and advice. `command` is the entry."""

@@ -1,0 +1,1 @@
+"""``tunewright tune`` and ``tunewright report``. `command` is the entry."""

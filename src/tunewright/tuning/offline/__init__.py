@@ -1,0 +1,1 @@
+"""Problems recorded for tuning elsewhere: dumps, and the driver's command lines."""

@@ -35,7 +35,8 @@ import engines
 import results
 import tables
 import turns
-from tunewright.knowledge.open_databases import HEURISTIC, system_folder
+from tunewright.heuristic.find import HEURISTIC
+from tunewright.knowledge.open_databases import system_folder
 from tunewright.settings import Settings
 from tunewright.tools.shared.console import environment
 

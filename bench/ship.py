@@ -32,7 +32,7 @@ import ship_pack
 from ship_sources import GRID, Absent, Arrays, Source, grid_model, is_of_grid, is_withheld, sources, work
 from tunewright import Core
 from tunewright.errors import TunewrightError
-from tunewright.knowledge.open_databases import HEURISTIC
+from tunewright.heuristic.find import HEURISTIC
 from tunewright.tools.tune.command import parse_time
 from tunewright.tuning.result_file import SCHEMA as RESULT
 

@@ -19,11 +19,12 @@ from tunewright import __version__
 from tunewright.devices.base import Device, Target
 from tunewright.errors import InputError, UnsupportedError
 from tunewright.heuristic import file as heuristic_file
+from tunewright.heuristic.find import HEURISTIC
 from tunewright.heuristic.train import target_of
 from tunewright.heuristic.trees import SectionScope
 from tunewright.knowledge.database import MemoryDatabase
 from tunewright.knowledge.key import WHERE_FIELDS, Key, MatchKind, Where
-from tunewright.knowledge.open_databases import HEURISTIC, open_path
+from tunewright.knowledge.open_databases import open_path
 from tunewright.knowledge.record import AnyRecord, Fault, Measurement
 from tunewright.knowledge.system import FILE, SystemDatabase, write_lines
 from tunewright.settings import Settings

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .model_tuning.several_models import Maker, Workload
     from .plugins.members import CompiledPart, MemberDevice
     from .plugins.placement.measure import Measured
+    from .runtime.insight.background import BackgroundTuning
     from .tuning.lockfile import Written
 
 LOG = logging.getLogger("tunewright")
@@ -131,6 +132,7 @@ class Core:
                 compiled = _stateful(self._plugin(device, _one_by_one(settings)), loaded, settings, consume)
             else:
                 compiled = self._plugin(device, settings).compile(loaded, settings, consume=consume)
+        _allow_background_tuning(compiled)
         if digest:
             _record_traffic(compiled, digest, str(loaded.path or loaded.name))
         if beside:
@@ -490,6 +492,19 @@ def _digest(model: Model) -> str:
     from .knowledge.streams import digest
 
     return digest(model.graph)
+
+
+def _allow_background_tuning(compiled: CompiledModel) -> None:
+    """Give a model of one device what starts tuning beside it."""
+    from .runtime.requests.request import DeviceModel
+
+    def start(model: DeviceModel, **wishes: Any) -> BackgroundTuning:
+        from .model_tuning.background import start  # few are tuned so
+
+        return start(model, **wishes)
+
+    if isinstance(compiled.alone, DeviceModel):
+        compiled.alone.background_starter = start
 
 
 def _record_traffic(compiled: CompiledModel, digest: str, name: str) -> None:

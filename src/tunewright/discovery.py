@@ -34,10 +34,19 @@ GROUPS: dict[str, tuple[str, str]] = {
 
 @cache
 def _names(package: str) -> tuple[str, ...]:
-    """Names of the modules and packages inside a package, relative to it and sorted."""
-    prefix = f"{package}."
-    found = pkgutil.walk_packages(importlib.import_module(package).__path__, prefix)
-    return tuple(sorted(info.name.removeprefix(prefix) for info in found))
+    """Return the sorted names of all modules in a package and in the packages inside of it.
+
+    The packages inside are not imported: their ``__init__`` offers nothing.
+    """
+    found: list[str] = []
+    folders = [("", path) for path in importlib.import_module(package).__path__]
+    for prefix, folder in folders:
+        for info in pkgutil.iter_modules([folder]):
+            if info.ispkg:
+                folders.append((f"{prefix}{info.name}.", os.path.join(folder, info.name)))
+            else:
+                found.append(prefix + info.name)
+    return tuple(sorted(found))
 
 
 #: matches a Tunewright group in an entry-points file

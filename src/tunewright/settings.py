@@ -45,12 +45,9 @@ _MEMORY = _memory()
 
 
 def _setting(
-    default: Any,
-    help: str,
-    least: int | None = None,
-    values: Mapping[str, str] | None = None,
+    default: Any, help: str, least: int | None = None, values: Mapping[str, str] | None = None,
     words: Mapping[str, int] | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Declare a setting.
 
     ``least``: the smallest number allowed. ``values``: the accepted texts in capital letters, each with its canonical

@@ -1,5 +1,4 @@
-"""`bench.LocalMeasurer` on a scripted clock: what is timed, how often, in which order, and which times are impossible.
-"""
+"""`LocalMeasurer` on a scripted clock: what it times, how often, in which order, and which times are impossible."""
 
 from __future__ import annotations
 

@@ -193,8 +193,10 @@ def test_frontier_and_sweet_spot():
 
 
 def test_turns_are_added_as_if_they_had_followed_each_other():
-    one = BenchmarkResult(latencies=[0.1, 0.1], runs=[0.1, 0.1], hosts=[0, 0], copies=[0, 0], ends=[5.1, 5.2], begin=5.0,
-                 seconds=0.2, launches=2)  # fmt: skip
+    one = BenchmarkResult(
+        latencies=[0.1, 0.1], runs=[0.1, 0.1], hosts=[0, 0], copies=[0, 0], ends=[5.1, 5.2], begin=5.0, seconds=0.2,
+        launches=2,
+    )  # fmt: skip
     two = BenchmarkResult(
         latencies=[0.2], runs=[0.2], hosts=[0], copies=[0], ends=[9.2], begin=9.0, seconds=0.2, launches=1
     )

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from tunewright import tools
-from tunewright.tuning import tuner
+from tunewright.tuning import knowledge_layers
 from unit.test_extensions import FILES, MODEL, install, python
 from unit.test_lockfile import network
 
@@ -24,7 +24,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TUNEWRIGHT_USER_DB_PATH", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)
-    tuner.warn.cache_clear()
+    knowledge_layers.warn.cache_clear()
     onnx.save(network(), "model.onnx")
 
 

@@ -211,7 +211,7 @@ import os, resource, signal, sys, tempfile
 from pathlib import Path
 from tunewright import DatabaseError
 from tunewright.testing.database import random_records
-from tunewright.tuning.{module} import {kind}
+from tunewright.knowledge.{module} import {kind}
 
 def everything(folder):
     database, records = {kind}(folder), random_records(5, 400)
@@ -344,7 +344,7 @@ FORK = """
 import os, sys, threading
 from pathlib import Path
 from tunewright.testing.database import random_records
-from tunewright.tuning.{module} import {kind}
+from tunewright.knowledge.{module} import {kind}
 records = random_records(0, 40)
 database = {kind}(Path(sys.argv[1]))
 database.add(records[:10])

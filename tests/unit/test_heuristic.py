@@ -12,15 +12,15 @@ import pytest
 from tunewright.devices.null import NullDevice
 from tunewright.errors import InputError
 from tunewright.heuristic import file as heuristic_file
+from tunewright.heuristic import find
 from tunewright.heuristic.features import Column, features, kind, one_image
 from tunewright.heuristic.trees import BEYOND, MARGIN, WITHIN, Listed, SectionScope
-from tunewright.knowledge import open_databases
 from tunewright.knowledge.key import Where
 from tunewright.knowledge.record import Ratio
 from tunewright.search.base import Status
 from tunewright.search.space import Config, Space
 from tunewright.settings import Settings
-from tunewright.tuning import evidence, session, tuner
+from tunewright.tuning import evidence, knowledge_layers, session
 from tunewright.tuning.tuner import Origin
 from unit.heuristic_data import SOLVER, TARGET, conv
 from unit.heuristic_made import by_column, heuristic, random_section, section
@@ -289,7 +289,7 @@ def test_a_damaged_file_is_no_heuristic_and_a_warning(tmp_path, caplog):
     for each in (path, tmp_path, tmp_path / "absent.json", fifo):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tunewright"):
-            assert open_databases.open_heuristic(Settings.make({"HEURISTIC_PATH": str(each)}, Settings())) is None
+            assert find.open_heuristic(Settings.make({"HEURISTIC_PATH": str(each)}, Settings())) is None
         assert "no heuristic is used" in caplog.text and str(each) in caplog.text
 
 
@@ -301,18 +301,18 @@ def test_where_it_is_looked_for(tmp_path):
 
     folders = {"USER_DB_PATH": str(tmp_path / "user"), "SYSTEM_DB_PATH": str(tmp_path / "system")}
     settings = Settings.make(folders, Settings())
-    assert open_databases.heuristic_file(settings) is None and open_databases.open_heuristic(settings) is None
+    assert find.heuristic_file(settings) is None and find.open_heuristic(settings) is None
     shipped = write(tmp_path / "system" / "heuristic.json")
-    assert open_databases.heuristic_file(settings) == shipped
+    assert find.heuristic_file(settings) == shipped
     mine = write(tmp_path / "user" / "heuristic.json")
-    assert open_databases.heuristic_file(settings) == mine and open_databases.open_heuristic(settings).path == str(mine)
+    assert find.heuristic_file(settings) == mine and find.open_heuristic(settings).path == str(mine)
     named = write(tmp_path / "other" / "x.json")
-    assert open_databases.heuristic_file(Settings.make({**folders, "HEURISTIC_PATH": str(named)}, Settings())) == named
-    assert open_databases.heuristic_file(Settings.make({**folders, "HEURISTIC_PATH": ""}, Settings())) is None
-    first = open_databases.open_heuristic(settings)
-    assert open_databases.open_heuristic(settings) is first
+    assert find.heuristic_file(Settings.make({**folders, "HEURISTIC_PATH": str(named)}, Settings())) == named
+    assert find.heuristic_file(Settings.make({**folders, "HEURISTIC_PATH": ""}, Settings())) is None
+    first = find.open_heuristic(settings)
+    assert find.open_heuristic(settings) is first
     write(mine, heuristic_file.dump(tiles(0.0, 1.0, 0.5)))
-    assert open_databases.open_heuristic(settings) is not first  # it was trained again
+    assert find.open_heuristic(settings) is not first  # it was trained again
 
 
 # ---- the tuner ------------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def test_a_search_begins_with_its_picks():
 
 @pytest.mark.parametrize("given, origin", [(FOUR_IS_BEST, Origin.HEURISTIC), (None, Origin.SEARCH)])
 def test_fast_is_content_with_it(given, origin):
-    tuner.warn.cache_clear()
+    knowledge_layers.warn.cache_clear()
     fast = Settings.make({"FIND_MODE": "FAST", "FIND_ENFORCE": "3", "TUNE_SECONDS": "30", **NO_FILE}, Settings())
     assert make(fast, heuristic=given).choose(problem(), DEVICE).origin is origin
 

@@ -84,11 +84,11 @@ def test_solvers_of_an_operation_are_all_that_may_be_asked() -> None:
     """The table says of a module what its solvers say; ACCEPT=1 writes it. One that is not in it is always imported, as
     that of views must be, which serves extensions' operations too."""
     made = {}
-    for module in discovery.modules("tunewright.solvers", skip=lambda name: not name.startswith("opencl.")):
+    for module in discovery.modules("tunewright.solvers", skip=lambda name: not name.startswith("c.")):
         offered = [s.ops for s in getattr(module, "SOLVERS", ())]
         if module.__name__.startswith("tunewright.") and None not in offered:
             made[module.__name__.removeprefix("tunewright.solvers.")] = sorted(set().union(*offered))
-    del made["opencl.view"], made["opencl.elementwise"]
+    del made["c.movement.view"], made["c.elementwise.elementwise"]
     if os.environ.get("ACCEPT"):
         rows = (f"{json.dumps(name)}: {json.dumps(ops)}" for name, ops in made.items())
         base.TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
@@ -105,11 +105,13 @@ def test_views_of_all_domains_are_known() -> None:
 
 
 UNUSED = (
-    "numpy.random", "xml", "typer", "rich", "torch", "onnx", "tunewright.tools", "tunewright.solvers.c.conv_",
+    "numpy.random", "xml", "typer", "rich", "torch", "onnx", "tunewright.tools",
+    "tunewright.solvers.c.convolution.conv_",
     "tunewright.solvers.triton.",
-    "tunewright.solvers.vendor.", "tunewright.tuning.session", "tunewright.measure.isolated", "tunewright.measure.local",
-    "tunewright.knowledge.tuning_file", "tunewright.ops.microsoft.moe", "tunewright.ops.openvino.roi", "tunewright.ops.ml.general",
-    "tunewright.plugins.batch", "tunewright.plugins.hetero", "importlib.metadata",
+    "tunewright.solvers.vendor.", "tunewright.tuning.session", "tunewright.measure.isolated",
+    "tunewright.measure.local", "tunewright.knowledge.tuning_file", "tunewright.ops.microsoft.moe",
+    "tunewright.ops.openvino.roi", "tunewright.ops.ml.general",
+    "tunewright.plugins.batching.batch_", "tunewright.plugins.hetero", "importlib.metadata",
 )  # fmt: skip
 
 

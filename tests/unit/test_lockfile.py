@@ -31,7 +31,7 @@ from tunewright.search.base import Status
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Solver
-from tunewright.tuning import evidence, lockfile, tuner
+from tunewright.tuning import evidence, knowledge_layers, lockfile, tuner
 from tunewright.tuning.lockfile import LockedKernel, LockFile
 from tunewright.tuning.tuner import Origin, Tuner
 from unit.test_tuner_known import DEVICE, HOST, TILED, Tiled, measured, problem
@@ -44,7 +44,7 @@ needs_opencl = pytest.mark.skipif(open_device("CPU").family == "host", reason="n
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEWRIGHT_USER_DB_PATH", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)
-    tuner.warn.cache_clear()
+    knowledge_layers.warn.cache_clear()
 
 
 # ---- the tuner, on a device that runs nothing -----------------------------------------------------------------------

@@ -23,8 +23,8 @@ HOW = ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "random")
 EVERY = list(itertools.product(MODES, ENFORCE, FIND, HOW))
 #: what a lookup may have found: (kind, whether the heuristic answers instead)
 FOUND = {
-    "exact": (MatchKind.EXACT, False), "provisional": (MatchKind.PROVISIONAL, False), "heuristic": (MatchKind.MISS, True),
-    "nothing": (None, False),
+    "exact": (MatchKind.EXACT, False), "provisional": (MatchKind.PROVISIONAL, False),
+    "heuristic": (MatchKind.MISS, True), "nothing": (None, False),
 }  # fmt: skip
 
 

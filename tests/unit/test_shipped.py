@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tunewright.heuristic import file as heuristic_file
+from tunewright.heuristic.find import open_heuristic
 from tunewright.ir.types import DType, TensorType
 from tunewright.knowledge import open_databases as places
 from tunewright.knowledge.key import Key, MatchKind, Where, compare
@@ -51,12 +52,12 @@ def test_what_ships_is_whole_and_has_nothing_that_is_withheld() -> None:
 @shipped
 def test_it_can_be_read() -> None:
     settings = Settings.make({"SYSTEM_DB_PATH": str(ship_pack.DATA)})
-    assert list(places.open_system(settings)) and places.open_heuristic(settings) is not None
+    assert list(places.open_system(settings)) and open_heuristic(settings) is not None
 
 
 def test_it_is_found_without_any_setting() -> None:
-    script = "from tunewright.knowledge import open_databases as places; from tunewright.settings import Settings as S; print("
-    script += "places.system_folder(S.make()))"
+    script = "from tunewright.knowledge import open_databases; from tunewright.settings import Settings as S; "
+    script += "print(open_databases.system_folder(S.make()))"
     env = {k: v for k, v in os.environ.items() if not k.startswith("TUNEWRIGHT_")}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(ship_pack.DATA)

@@ -153,8 +153,10 @@ def test_a_model_that_cannot_be_read_loses_nothing_of_the_others(folder, searche
 
 
 def test_it_ends_once_the_gain_is_promised(folder, searches, monkeypatch):
-    monkeypatch.setattr(ModelTuning, "whole", lambda self: TuningResult(self.layers, 1.3, 1.0, Ratio(1.3, 1.2, 1.4, 9), 0.0,
-                                                                  [], False, {}))  # fmt: skip
+    def whole(self):
+        return TuningResult(self.layers, 1.3, 1.0, Ratio(1.3, 1.2, 1.4, 9), 0.0, [], False, {})
+
+    monkeypatch.setattr(ModelTuning, "whole", whole)
     paths = sorted(folder.rglob("*.onnx"))
     results = Core().tune_many([work(path) for path in paths], budget=60.0, until="1.05x")
     assert 0 < len(searches) < len(set().union(*map(keys, paths)))

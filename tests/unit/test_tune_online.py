@@ -15,7 +15,7 @@ from tunewright.errors import DeviceError
 from tunewright.knowledge.record import Ratio
 from tunewright.plugins.single import open_device
 from tunewright.tools.tune.report import page
-from tunewright.tuning import online, session, tuner
+from tunewright.tuning import knowledge_layers, online, session
 from tunewright.tuning.progress import Progress, listening
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="nee
 def afresh(monkeypatch):
     """As in a process that has tuned nothing yet."""
     monkeypatch.setattr(online, "_ONLINE", {})
-    tuner.warn.cache_clear()
+    knowledge_layers.warn.cache_clear()
 
 
 def model(count=3):

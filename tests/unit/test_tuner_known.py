@@ -18,7 +18,7 @@ from tunewright.search.base import Status
 from tunewright.search.space import Config, Space
 from tunewright.settings import Settings
 from tunewright.solvers.base import Kernel, Problem, Solver
-from tunewright.tuning import evidence, tuner
+from tunewright.tuning import evidence, knowledge_layers
 from tunewright.tuning.tuner import Origin, Tuner
 
 DEVICE = NullDevice()
@@ -109,7 +109,7 @@ def test_a_barred_default_leaves_the_field_to_what_is_known(caplog):
 
 
 def test_a_barred_default_without_anything_known_runs_on_the_host_and_says_so(caplog):
-    tuner.warn.cache_clear()
+    knowledge_layers.warn.cache_clear()
     with caplog.at_level(logging.WARNING, "tunewright"):
         choice = make(records=[FAULT]).choose(problem(), DEVICE)
     assert choice.solver is HOST and "barred: crashed" in choice.rejected["tiled"]
@@ -124,7 +124,7 @@ def test_a_measurer_that_fails_stops_nothing(caplog):
     def broken(device, settings):
         raise DeviceError("no worker")
 
-    tuner.warn.cache_clear()
+    knowledge_layers.warn.cache_clear()
     with caplog.at_level(logging.WARNING, "tunewright"):
         choice = make(CREATE, measurer=broken).choose(problem(), DEVICE)
     assert choice.origin is Origin.DEFAULT and "nothing can be tuned" in caplog.text

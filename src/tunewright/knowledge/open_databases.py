@@ -1,20 +1,14 @@
-"""Locate and open knowledge bases and the heuristic; each place is opened once per process."""
+"""Open the knowledge bases that settings or paths name. A process opens each of them once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..settings import Settings, own_folder
 from .database import Database
 
-if TYPE_CHECKING:
-    from ..heuristic.trees import Heuristic
-
-#: File name of the heuristic in the folder of a knowledge base.
-HEURISTIC = "heuristic.json"
 #: Folder of the shipped data.
 SHIPPED = Path(__file__).parents[1] / "data"
 _OPEN: dict[tuple[str, Path], Database] = {}
@@ -56,27 +50,6 @@ def open_user(settings: Settings) -> Database:
 def open_system(settings: Settings) -> Database:
     """Open the system's knowledge base, which is read-only."""
     return _open("SYSTEM", system_folder(settings))
-
-
-def heuristic_file(settings: Settings) -> Path | None:
-    """Return HEURISTIC_PATH, else the file in the user's folder, else that in the system's folder, or None."""
-    if settings.heuristic_path is not None:
-        return Path(settings.heuristic_path).expanduser().absolute() if settings.heuristic_path else None
-    there = (user_folder(settings) / HEURISTIC, system_folder(settings) / HEURISTIC)
-    return next((path for path in there if path.exists()), None)
-
-
-def open_heuristic(settings: Settings) -> Heuristic | None:
-    """Return the heuristic, read again if its file changed.
-
-    Returns None if there is none. If it is unreadable, warns and returns None.
-    """
-    path = heuristic_file(settings)
-    if path is None:
-        return None
-    from ..heuristic.file import load  # imported late: a fully tuned model does not need it
-
-    return load(path)
 
 
 def open_path(path: Path) -> Database:

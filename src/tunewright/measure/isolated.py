@@ -162,7 +162,7 @@ class Isolated(Measurer):
         written = target is not None and target.language is not None
         count = ahead.useful(self._shares_cores, self.settings.compilation_num_threads) if written else 0
         memory = max(least, self.memory_bytes // max(count, 1))
-        start = partial(_start, self._command("compiler", memory), self.settings)
+        start = partial(_start, self._command("compile_worker", memory), self.settings)
         if apart and written:
             count = max(count, 1)
         self._ahead = Ahead(start, partial(_objection, target), count if count > 1 or apart else 0, timeout)

@@ -113,8 +113,7 @@ class Right:
 
 @dataclass
 class Kept:
-    """State for later kernels on the same inputs: copying and comparing large tensors takes longer than computing them.
-    """
+    """State for later kernels on the same inputs: copying and comparing large tensors takes longer than computing."""
 
     #: the most recent right results
     right: list[Right] = field(default_factory=list)

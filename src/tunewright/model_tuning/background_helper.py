@@ -37,10 +37,10 @@ from ..search.space import Config
 from ..settings import Settings
 from ..solvers import problem_json
 from ..solvers.base import Problem
+from ..tuning.policy import QUIET
 from ..tuning.progress import Progress
 from ..tuning.session import Outcome
 from ..tuning.tuner import Tuner
-from .layers import QUIET
 
 #: Factor for TUNE_TIMEOUT, because a process of low priority takes longer.
 PATIENCE = 10.0

@@ -39,8 +39,9 @@ from ..runtime.requests.request_meter import Shapes, alive
 from ..search.space import Config as Plain
 from ..settings import Settings
 from ..solvers.base import Kernel, Problem
-from ..tuning.tuner import Choice, Origin, warn
-from .layers import QUIET
+from ..tuning.knowledge_layers import warn
+from ..tuning.policy import QUIET
+from ..tuning.tuner import Choice, Origin
 from .model import Pinned
 
 LOG = logging.getLogger("tunewright")

@@ -27,8 +27,6 @@ DECIDE_SHARE, NETWORKS = 0.3, 4.0
 MOST_FIXED, LEAST_DECIDE = 1 / 3, 1 / 8
 #: Share of a layer's time that may always be saved, however near to the roofline it is.
 LEAST_HOPE = 0.2
-#: Settings that prevent compilation from searching, because the caller searches.
-QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
 #: Minimum seconds of a search; a shorter one finds nothing. A candidate takes half a second to compile. On a GPU layers
 #: are large: the reference takes a second, and the first candidates another second until they are compiled and checked.
 LEAST_SECONDS, LEAST_GPU_SECONDS = 2.0, 4.0

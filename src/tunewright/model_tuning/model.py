@@ -37,9 +37,11 @@ from ..search.space import Config as Plain
 from ..settings import Settings
 from ..solvers.base import Config, Problem
 from ..tuning import evidence
-from ..tuning.tuner import Choice, Origin, Tuner, warn
+from ..tuning.knowledge_layers import warn
+from ..tuning.policy import QUIET
+from ..tuning.tuner import Choice, Origin, Tuner
 from .agreement import agree, coarsest
-from .layers import QUIET, TunedLayer, Tuning, TuningResult, TuningState, reserve
+from .layers import TunedLayer, Tuning, TuningResult, TuningState, reserve
 
 #: Share of the decision's time for comparing whole networks; before that, candidates race in the network.
 WHOLE_SHARE = 0.5

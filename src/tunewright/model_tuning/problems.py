@@ -25,10 +25,11 @@ from ..measure.isolated import measurer_for
 from ..search.base import Status
 from ..settings import Settings
 from ..solvers.base import Problem
+from ..tuning.knowledge_layers import warn
 from ..tuning.offline import dump
+from ..tuning.policy import QUIET
 from ..tuning.session import Outcome
-from ..tuning.tuner import warn
-from .layers import QUIET, TunedLayer, Tuning, TuningResult, TuningState
+from .layers import TunedLayer, Tuning, TuningResult, TuningState
 
 #: Maximum share of the time for timing the present kernels.
 PROFILE_SHARE = 0.25

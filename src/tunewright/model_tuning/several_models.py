@@ -28,9 +28,10 @@ from ..knowledge.key import Where
 from ..knowledge.record import Ratio
 from ..plugins.single import SingleDevice
 from ..settings import Settings
+from ..tuning.policy import QUIET
 from ..tuning.session import Outcome
 from .expected_gain import expected, is_left, is_waiting, overall, saved
-from .layers import QUIET, TunedLayer, Tuning, TuningResult, TuningState, reserve
+from .layers import TunedLayer, Tuning, TuningResult, TuningState, reserve
 from .model import ModelTuning
 from .result import ResultRecorder
 

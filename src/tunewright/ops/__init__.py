@@ -10,8 +10,8 @@ from .base import OpSpec
 __all__ = ["lookup", "names"]
 
 
-#: beginnings of the names of modules with operators that few models have: com.microsoft, OpenVINO, ai.onnx.ml
-RARE = ("ms_", "ov_", "ml")
+#: packages of operators that few models have
+RARE = ("microsoft", "openvino", "ml")
 #: a request runs them itself: all that is asked is whether they are there
 CONTROL = ("If", "Loop", "Scan")
 
@@ -19,7 +19,7 @@ CONTROL = ("If", "Loop", "Scan")
 @cache
 def _known(rare: bool) -> dict[str, OpSpec]:
     """Ours and those of extensions; without ``rare``, modules of such operators need not be imported."""
-    skip = None if rare else lambda name: name.startswith(RARE)
+    skip = None if rare else lambda name: name.partition(".")[0] in RARE
     return discovery.find("tunewright.ops", key=lambda spec: spec.name, skip=skip)
 
 

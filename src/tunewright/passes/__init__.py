@@ -1,2 +1,1 @@
-"""Rewrites of the graph. `standard` has the ordered list of all passes, `pattern` rules as data, `base` the interface.
-"""
+"""Rewrites of the graph. `standard` has the ordered list of passes, `pattern` rules as data, `base` the interface."""

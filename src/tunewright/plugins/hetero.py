@@ -11,7 +11,6 @@ from ..devices.base import Device
 from ..errors import SettingsError, UnsupportedError
 from ..frontend.model import Model
 from ..ir.graph import Graph, Node
-from ..model_tuning.layers import QUIET
 from ..passes.base import Context, run_passes
 from ..passes.cleanup.simplify import DeadCode, Propagate, UnknownOps
 from ..passes.standard import check_disabled
@@ -21,6 +20,7 @@ from ..runtime.several import hetero_dot
 from ..runtime.several.hetero import HeteroModel
 from ..runtime.several.hetero_split import GraphPart, split
 from ..settings import Settings
+from ..tuning.policy import QUIET
 from ..tuning.tuner import Tuner, reasons
 from .base import Plugin, Support
 from .device_strings import usable

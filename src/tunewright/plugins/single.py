@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from .. import discovery
 from ..devices.base import Device
@@ -20,7 +19,6 @@ from ..ir.verify import verify
 from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
 from ..passes.standard import DEVICE, NEUTRAL, check_disabled
-from ..runtime.insight.background import BackgroundTuning
 from ..runtime.plans.deferred_kernels import LateKernel, ShapeKernel, follows_from_shapes
 from ..runtime.plans.load_phases import Phases, uncollected
 from ..runtime.plans.program import Environment
@@ -262,9 +260,7 @@ class SingleDevice(Plugin):
         with phases("passes"):
             prepare(graph, context)
         env = Environment(self.device, tuner, settings, context, phases=phases)
-        made = DeviceModel(graph, env, nodes, self.streams, consume)
-        made.background_starter = _start_background
-        return made
+        return DeviceModel(graph, env, nodes, self.streams, consume)
 
     def _context(self, settings: Settings, tuner: Tuner) -> Context:
         """Describe the device for the passes."""
@@ -294,12 +290,6 @@ class SingleDevice(Plugin):
             return of_device(self.whole, given).compile(model, given, consume=consume and last)
 
         return compile
-
-
-def _start_background(model: DeviceModel, **wishes: Any) -> BackgroundTuning:
-    from ..model_tuning.background import start  # imported late, because few models are tuned this way
-
-    return start(model, **wishes)
 
 
 def of_device(opened: Device, settings: Settings) -> SingleDevice:

@@ -298,7 +298,7 @@ class Solver(ABC):
 
 
 #: The language of the solvers of modules here; modules are not imported for devices that compile another one.
-LANGUAGES = {"opencl": "c", "cuda": "cuda", "triton": "cuda", "vendor": "cuda"}
+LANGUAGES = {"c": "c", "cuda_kernel": "cuda", "triton": "cuda", "vendor": "cuda"}
 
 
 #: The operations that the solvers of each module here may accept; modules are not imported for other operations. A

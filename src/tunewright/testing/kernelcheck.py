@@ -134,8 +134,7 @@ def candidates(solver: Solver, problem: Problem, device: Device, count: int) -> 
 
 
 def run_one(case: Case, problem: Problem, solver: Solver, config: Config, device: Device, want: Sequence[Any]) -> str:
-    """Run one kernel. Returns what is wrong, or an empty text; ``want``: the right results (`measure.judge.examine`).
-    """
+    """Run one kernel. Returns what is wrong, or an empty text. ``want``: the right results (`judge.examine`)."""
     kernel = solver.compile(problem, config, device)
     return examine(kernel, problem, device, device.queue(), _physical(case, problem), want).wrong
 

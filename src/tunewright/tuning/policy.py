@@ -123,6 +123,8 @@ RULES = (
     PolicyRule(_BESIDE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN_BESIDE),
 )  # fmt: skip
 
+#: Settings that prevent compilation from searching, because the caller searches.
+QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
 #: FIND_MODE -> answers that make a problem known, and candidates of a search.
 FINDS = {
     "NORMAL": (KnownAnswers.EXACT, Candidates.ALL),

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..devices.base import Device
 from ..errors import DatabaseError, DeviceError, InputError, UnsupportedError
+from ..heuristic.find import open_heuristic
 from ..ir.types import Layout
 from ..knowledge import open_databases
 from ..knowledge.database import Database, MemoryDatabase
@@ -28,8 +28,9 @@ from ..solvers.base import Config, Missing, Problem, Solver, solvers
 from . import evidence
 from .choice import Choice as Choice
 from .choice import Origin as Origin
+from .knowledge_layers import knowledge_layers, warn
 from .lookup import KnowledgeLayer, Lookup, LookupAnswer, StoredAnswer
-from .policy import Candidates, Policy, Search, decide
+from .policy import Candidates, Search, decide
 from .similar_problems import Kin
 
 if TYPE_CHECKING:  # modules for searches are imported when one begins: most processes only use known answers
@@ -90,7 +91,7 @@ class Tuner:
         self.user = open_databases.open_user(settings) if user is None else user
         #: records that could not be written to the user's knowledge base
         self._unsaved = MemoryDatabase()
-        layers = _layers(settings, self.policy, self.user, system)
+        layers = knowledge_layers(settings, self.policy, self.user, system)
         accurate = settings.execution_mode_hint == "ACCURACY"
         self.lookup = Lookup([KnowledgeLayer(Origin.SEARCH.value, self._unsaved), *layers], accurate)
         #: LOCK_FILE; it comes before all layers
@@ -130,7 +131,7 @@ class Tuner:
     @cached_property
     def heuristic(self) -> Heuristic | None:
         """The heuristic. Read on first use, because a fully tuned model does not need it."""
-        return open_databases.open_heuristic(self.settings) if self._heuristic is None else self._heuristic
+        return open_heuristic(self.settings) if self._heuristic is None else self._heuristic
 
     @cached_property
     def candidates(self) -> tuple[Solver, ...]:
@@ -579,24 +580,3 @@ class Tuner:
 def reasons(rejected: Mapping[str, str]) -> str:
     """Join the reasons of all solvers in one line."""
     return "; ".join(f"{k}: {v}" for k, v in rejected.items()) or "there are no solvers"
-
-
-def _layers(settings: Settings, policy: Policy, user: Database, system: Database | None) -> list[KnowledgeLayer]:
-    """Return the layers in the order in which they are asked."""
-    system = open_databases.open_system(settings) if system is None else system
-    found = [KnowledgeLayer(Origin.USER.value, user), KnowledgeLayer(Origin.SYSTEM.value, system)]
-    if policy.use_tuning_file:
-        from ..knowledge.tuning_file import TuningFile
-
-        path = Path(settings.tuning_file)
-        database = TuningFile(path).as_database(new=policy.extend_tuning_file)
-        for text in database.damage():
-            warn(text)
-        found.insert(0, KnowledgeLayer(Origin.FILE.value, database))
-    return found
-
-
-@cache
-def warn(text: str) -> None:
-    """Warn the user once per process."""
-    LOG.warning(text)

@@ -118,8 +118,8 @@ def is_due(answer: StreamsAnswer, settings: Settings) -> bool:
 
 
 def keep(
-    model: Model, device: Device, settings: Settings, best: ServingPoint, rates: Mapping[ServingPoint, float], batches: bool = False,
-    ended: str = "", doubt: str = "",
+    model: Model, device: Device, settings: Settings, best: ServingPoint, rates: Mapping[ServingPoint, float],
+    batches: bool = False, ended: str = "", doubt: str = "",
 ) -> StreamsAnswer:  # fmt: skip
     """Store a measurement and return its answer. ``doubt``: why it is uncertain."""
     file, name = StreamsFile.of(settings), key(model.graph, device.target, settings, batches)

@@ -21,7 +21,7 @@ from tunewright.ir.types import TensorType
 from tunewright.knowledge import files, open_databases
 from tunewright.knowledge.key import Where
 from tunewright.settings import Settings
-from tunewright.tuning.tuner import warn
+from tunewright.tuning.knowledge_layers import warn
 
 FILE, SCHEMA = "hetero.json", "tunewright.hetero/1"
 #: Maximum number of entries, of which the oldest are dropped first; and maximum bytes that are read.

@@ -57,7 +57,7 @@ class DeviceModel(CompiledModel):
         self.meter: ModelMeter | None = None
         #: two plans that requests take in turns at the moment
         self.trial: PlanTrial | None = None
-        #: what starts tuning beside it; the plugin knows
+        #: starts tuning beside the model; `Core` sets it
         self.background_starter: Callable[..., BackgroundTuning] | None = None
         self.live.add(self)
         self.program = Program(graph, env)

@@ -216,9 +216,11 @@ def benchmark(
         raise InputError("is for one run, not for --sweep", where="--tune-in-background")
     if counters or trace is not None:
         settings["PERF_COUNT"] = "YES"
-    wish = BenchmarkOptions(str(model), device, settings, input, shape, seed, None if api is None else api.value, seconds, count,
-                warm_up, parse_percentiles(percentiles), report, preprocess=preprocess,
-                sequence=sequence or SEQUENCE, busy=1.0 if api is Api.ASYNC else share / 100)  # fmt: skip
+    wish = BenchmarkOptions(
+        str(model), device, settings, input, shape, seed, None if api is None else api.value, seconds, count, warm_up,
+        parse_percentiles(percentiles), report, preprocess=preprocess, sequence=sequence or SEQUENCE,
+        busy=1.0 if api is Api.ASYNC else share / 100,
+    )  # fmt: skip
     if sequence is not None and stateful is None:
         raise InputError("needs --stateful", where="--sequence", hint="--stateful auto finds states")
     old = None if baseline is None else read_report(baseline)

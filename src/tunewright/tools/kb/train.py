@@ -68,10 +68,11 @@ def train(
     Example: tunewright kb train tune_result_*.json --measure 5
     """
     from tunewright.heuristic import file as heuristic_file
+    from tunewright.heuristic.find import HEURISTIC
     from tunewright.heuristic.regret import hold_out, summary
     from tunewright.heuristic.train import LEAST_PROBLEMS, examples, learnable
     from tunewright.heuristic.train import train as learn
-    from tunewright.knowledge.open_databases import HEURISTIC, user_folder
+    from tunewright.knowledge.open_databases import user_folder
     from tunewright.solvers.base import solvers
 
     settings = settings_of(config)

@@ -92,9 +92,9 @@ class ConvDepthwise(CSolver):
     def space(self, problem: Problem, target: Target) -> Space:
         return Space(
             {"tile": (2, 4, 6, 7, 8, 10, 12, 14), "slices": (1, 2, 4, 8)},
-            lambda c: int(c["tile"]) + 2 <= target.registers,
+            lambda c: int(c["tile"]) + 2 <= target.registers,  # type: ignore[arg-type]
             version="2",
-        )  # type: ignore[arg-type]
+        )
 
     def default(self, problem: Problem, target: Target) -> Config:
         """Tiles of 8 pixels, or of 7 or 4 where the width is known and these divide it better."""

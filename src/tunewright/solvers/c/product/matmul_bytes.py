@@ -132,8 +132,8 @@ for (int row = begin; row < end; row++) {{
         return source.call([-(-shape.rows // least)])
 
     def _multiply(
-        self, problem: Problem, shape: IntegerMatmulShape, quads: int, rows: Scratch, sums: Scratch, config: Config, target: Target,
-        b: int,
+        self, problem: Problem, shape: IntegerMatmulShape, quads: int, rows: Scratch, sums: Scratch,
+        config: Config, target: Target, b: int,
     ) -> EmittedLaunch:  # fmt: skip
         roles = ROLES[problem.op]
         nb, ur, stay = (int(config[name]) for name in ("nb", "ur", "stay"))

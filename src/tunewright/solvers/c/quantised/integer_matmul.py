@@ -204,8 +204,9 @@ for (int k = 0; k < 2 * STEPS; k++)
         return source.call([tiles, shape.b_batches])
 
     def _multiply(
-        self, problem: Problem, shape: IntegerMatmulShape, weights: Weights, rows: tuple[In | Scratch, DType, In | Scratch | None],
-        b: In | Scratch, scale: Scratch | None, config: Config, target: Target,
+        self, problem: Problem, shape: IntegerMatmulShape, weights: Weights,
+        rows: tuple[In | Scratch, DType, In | Scratch | None], b: In | Scratch, scale: Scratch | None,
+        config: Config, target: Target,
     ) -> EmittedLaunch:  # fmt: skip
         roles = ROLES[problem.op]
         source = Source("integer_matmul", self.specialise)

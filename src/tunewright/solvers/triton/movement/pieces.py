@@ -1,5 +1,4 @@
-"""Boxes that are read with strides and computed element by element (`ops.internal.pieces`): all of them in one launch.
-"""
+"""Boxes that are read with strides and computed element by element (`ops.internal.pieces`), in one launch."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tunewright.tuning.session import Outcome
 
 TYPE = TensorType(DType.FLOAT32, (4, 96))
 SOFTMAX = Problem("Softmax", (TYPE,), (TYPE,), {"axis": -1}, constant=(False,))
-BODY = '#!/bin/sh\ncase "$*" in *tuning.compiler*) {what};; esac\nexec "{python}" "$@"\n'
+BODY = '#!/bin/sh\ncase "$*" in *measure.compile_worker*) {what};; esac\nexec "{python}" "$@"\n'
 
 
 @pytest.fixture(scope="module")

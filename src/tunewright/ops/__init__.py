@@ -1,4 +1,4 @@
-"""What operations are. `lookup` finds one: a family module, an extension, or ONNX's own definition of it."""
+"""The operators. `lookup` finds the definition of one: in a family module, in an extension, or in ONNX itself."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from .base import OpSpec
 __all__ = ["lookup", "names"]
 
 
-#: packages of operators that few models have
+#: Packages of rare operators.
 RARE = ("microsoft", "openvino", "ml")
-#: a request runs them itself: all that is asked is whether they are there
+#: Operators that a request runs itself. A lookup of one must not import the rare modules.
 CONTROL = ("If", "Loop", "Scan")
 
 
 @cache
 def _known(rare: bool) -> dict[str, OpSpec]:
-    """Ours and those of extensions; without ``rare``, modules of such operators need not be imported."""
+    """Definitions of this package and of extensions. Without ``rare``, the modules in `RARE` are not imported."""
     skip = None if rare else lambda name: name.partition(".")[0] in RARE
     return discovery.find("tunewright.ops", key=lambda spec: spec.name, skip=skip)
 
 
-@lru_cache(maxsize=1 << 12)  # bounded: a name is whatever a model says
+@lru_cache(maxsize=1 << 12)  # bounded, because a model may contain any name
 def lookup(op: str) -> OpSpec | None:
-    """The definition of ``Conv`` or ``domain::Name``; None when nobody defines it."""
+    """The definition of ``Conv`` or ``domain::Name``; None when no module and no ONNX schema defines it."""
     spec = _known(False).get(op)
     if spec is None and op not in CONTROL:
         spec = _known(True).get(op)
@@ -37,6 +37,7 @@ def lookup(op: str) -> OpSpec | None:
 
 
 def names(rare: bool = True) -> list[str]:
-    """Every operation with a definition of our own (ONNX's remaining ones run through onnx.reference); without
-    ``rare`` those of other domains may be missing, whose modules are then not imported for it."""
+    """The names of all operators that this package or an extension defines. Other operators of ONNX run through
+    onnx.reference. Without ``rare``, operators of rare domains may be missing, because their modules are not
+    imported."""
     return sorted(_known(rare))

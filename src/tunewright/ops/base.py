@@ -1,7 +1,7 @@
-"""What an operation is: the types it infers, the reference it must match, the work it costs.
+"""The definition of an operator: the types it infers, the reference it must match, the work it costs.
 
-A family is a module in this package with a tuple ``OPS`` of `OpSpec`. The reference is one definition with four uses:
-fallback solver, constant folder, judge of candidates, test oracle.
+A family is a module of this package with a tuple ``OPS`` of `OpSpec`. The reference has four uses: fallback solver,
+constant folder, judge of candidates and test oracle.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ Attrs: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Operand:
-    """What is known of an input while types are inferred: its type, and its value where it is constant."""
+    """An input during type inference: its type, and its value where the input is constant."""
 
     type: Type
     value: Array | None = None
 
     @property
     def tensor(self) -> TensorType:
-        """The type of a tensor operand; anything else is a mistake in the model."""
+        """The type of a tensor operand. Any other operand is a mistake in the model."""
         if not isinstance(self.type, TensorType):
             raise ValueError(f"a tensor is needed here, not {self.type}")
         return self.type
 
 
 Operands: TypeAlias = Sequence[Operand | None]
-#: (inputs, attrs, number of outputs) -> outputs. Inputs are read-only. A tensor is an ndarray (rank 0 too, never a
-#: numpy scalar), a sequence a list, an absent optional None. May return more outputs than asked for; never fewer.
+#: (inputs, attrs, number of outputs) -> outputs. Inputs are read-only. A tensor is an ndarray, of rank 0 too, and never
+#: a numpy scalar. A sequence is a list, an absent optional is None. The result may hold more outputs than requested,
+#: never fewer.
 Reference: TypeAlias = Callable[[Sequence[Any], Attrs, int], Sequence[Any]]
-#: (operands, attrs, number of outputs) -> a type per output, None where nothing is known. Raises ValueError on a
-#: mistake in the model, saying which input or attribute is wrong.
+#: (operands, attrs, number of outputs) -> one type per output, None where the type is unknown. A mistake in the model
+#: raises ValueError, which says which input or attribute is wrong.
 Infer: TypeAlias = Callable[[Operands, Attrs, int], Sequence[Type | None]]
 
 #: (operand types, result types, attrs) -> flops of one execution, for static types
@@ -47,7 +48,7 @@ Flops: TypeAlias = Callable[[Sequence[TensorType | None], Sequence[TensorType], 
 
 @dataclass(frozen=True)
 class Work:
-    """What one execution costs at least: arithmetic and memory traffic. The roofline floor follows from it."""
+    """The least arithmetic and memory traffic of one execution. The roofline floor follows from it."""
 
     flops: float
     bytes: float
@@ -55,7 +56,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs on which every implementation of an op is checked against its reference."""
+    """Inputs on which every implementation of an operator is checked against its reference."""
 
     inputs: Sequence[Any]
     attrs: Attrs
@@ -64,27 +65,29 @@ class Sample:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One operation. ``name`` is ``Conv``, or ``domain::Name`` outside ONNX's own domain."""
+    """The definition of one operator. ``name`` is ``Conv``, or ``domain::Name`` outside ONNX's own domain."""
 
     name: str
     reference: Reference
     infer: Infer
-    #: None: one per output element
+    #: None stands for one flop per output element
     flops: Flops | None = None
     samples: Callable[[np.random.Generator], Iterable[Sample]] | None = None
-    #: numpy broadcasting, one output element from one element of each input: may run in place and as an epilogue
+    #: True for numpy broadcasting where one element of each input makes one output element. The operator may run in
+    #: place and as an epilogue.
     elementwise: bool = False
-    #: the output is the first input's bytes under another shape: may be optimised out
+    #: True when the output has the bytes of the first input under another shape. The node may be optimised out.
     view: bool = False
-    #: the same inputs always give the same outputs: may be folded and shared
+    #: True when equal inputs always give equal outputs. The node may be folded and shared.
     pure: bool = True
-    #: worth a kernel chosen for its shape: a plan is split in front of it when the shape depends on data
+    #: True when the operator is worth a kernel chosen for its shape. The plan is split in front of it when that shape
+    #: depends on data.
     heavy: bool = False
-    #: the value of the only output where types alone tell it (Shape of a static tensor), else None
+    #: returns the value of the only output where types alone determine it (Shape of a static tensor), else None
     value_from_types: Callable[[Operands, Attrs], Array | None] | None = None
 
     def work(self, inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> Work:
-        """Arithmetic and traffic for static types."""
+        """The arithmetic and memory traffic of one execution, for static types."""
         traffic = sum(t.nbytes for t in [*inputs, *outputs] if t is not None)
         flops = self.flops(inputs, outputs, attrs) if self.flops else float(sum(t.size for t in outputs))
         return Work(flops, float(traffic))

@@ -1,4 +1,4 @@
-"""Types of control flow: what Loop, Scan and If make, where that is the same in every iteration and branch."""
+"""Types of the outputs of Loop, Scan and If, where they are the same in every iteration and branch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ITERATION, CONDITION = TensorType(DType.INT64, ()), TensorType(DType.BOOL, ())
 
 
 def infer_control(node: Node, infer: Infer, max_bytes: int = 0) -> bool:
-    """Types of a node's outputs, where all its inputs are tensors of known shape. True when one became known.
+    """Set the types of a node's outputs where all its inputs are tensors of known shape. True when a type became known.
 
-    What is wrong in a body is no mistake of the model yet: it may never run.
+    An error in a body is not yet an error of the model, because the body may never run.
     """
     if all(v.type is not None and v.type.is_static for v in node.outputs) or node.op not in _KINDS:
         return False
@@ -35,7 +35,7 @@ def infer_control(node: Node, infer: Infer, max_bytes: int = 0) -> bool:
 
 
 def body_types(node: Node) -> list[TensorType] | None:
-    """Types of what each body takes, the same in every iteration; None where they are not known."""
+    """Types of the inputs of each body, where they are the same in every iteration; else None."""
     formal = list(node.inputs[: len(node.inputs) - node.captures])
     captured = [static(v) for v in node.inputs[len(formal) :]]
     if node.op == "If":
@@ -50,7 +50,7 @@ def body_types(node: Node) -> list[TensorType] | None:
 
 
 def static(value: Value | None) -> TensorType | None:
-    """The type of a plain tensor of known shape; its sizes may be symbolic."""
+    """The type of a plain tensor of known shape, else None. Its sizes may be symbolic."""
     type = None if value is None else value.type
     if isinstance(type, TensorType) and type.is_static and type.dtype is not DType.STRING and type.layout == PLAIN:
         return type
@@ -58,7 +58,7 @@ def static(value: Value | None) -> TensorType | None:
 
 
 def know_sizes(node: Node, body: Graph) -> None:
-    """Make captured tensors of symbolic sizes constants of a copy of a body, which is planned with these symbols."""
+    """Replace captured tensors of symbolic sizes by constants in ``body``, the copy for planning with them."""
     for k in range(1, node.captures + 1):
         outer, formal = node.inputs[-k], body.inputs[-k]
         if outer is not None and isinstance(outer.const, SymArray):
@@ -68,13 +68,13 @@ def know_sizes(node: Node, body: Graph) -> None:
 
 
 def states(node: Node) -> int:
-    """How many values a loop carries from one iteration to the next."""
+    """The number of values that a loop carries from one iteration to the next."""
     formal = len(node.inputs) - node.captures
     return max(0, formal - 2) if node.op == "Loop" else formal - int(node.attrs["num_scan_inputs"])
 
 
 def goes_on(body: Graph) -> bool:
-    """Whether the body of a Loop always says "go on": its condition is the one it is given, or a constant."""
+    """Whether the body of a Loop always continues: it returns its own condition input, or a constant."""
     value = body.outputs[0]
     while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
         value = value.producer.inputs[0]
@@ -82,7 +82,7 @@ def goes_on(body: Graph) -> bool:
 
 
 def loop_trips(node: Node) -> tuple[Whole, str]:
-    """The number of iterations of a Loop, or why it is not known."""
+    """The number of iterations of a Loop; a string with the reason where it is unknown."""
     formal = node.inputs[: len(node.inputs) - node.captures]
     count = formal[0] if formal else None
     start = formal[1] if len(formal) > 1 else None
@@ -98,20 +98,20 @@ def loop_trips(node: Node) -> tuple[Whole, str]:
 
 
 def single(value: Value) -> Whole:
-    """The integer that a constant of one element is."""
+    """The integer value of a constant of one element."""
     assert value.const is not None
     found: Whole = value.const.reshape(()).item()
     return found
 
 
 def scan_axes(node: Node, outputs: int) -> tuple[list[int], list[int]]:
-    """Axes along which a Scan splits its inputs and joins its outputs."""
+    """The axes along which a Scan splits its inputs and joins its outputs."""
     inputs = [int(a) for a in node.attrs.get("scan_input_axes") or [0] * int(node.attrs["num_scan_inputs"])]
     return inputs, [int(a) for a in node.attrs.get("scan_output_axes") or [0] * outputs]
 
 
 def scan_length(node: Node) -> Whole | None:
-    """The length of a Scan; None where it is not known, or not the same for all its inputs."""
+    """The length of a Scan; None where it is unknown or its inputs differ in length."""
     first = states(node)
     lengths: list[Whole] = []
     for value, axis in zip(node.inputs[first:], scan_axes(node, 0)[0], strict=False):
@@ -124,7 +124,7 @@ def scan_length(node: Node) -> Whole | None:
 
 
 def _slices(node: Node, scanned: Sequence[Value | None]) -> list[TensorType | None]:
-    """Types of what a Scan takes of its inputs in an iteration."""
+    """Types of the slices that a Scan takes from its inputs in one iteration."""
     found: list[TensorType | None] = []
     for value, axis in zip(scanned, scan_axes(node, 0)[0], strict=True):
         type = static(value)
@@ -136,7 +136,7 @@ def _slices(node: Node, scanned: Sequence[Value | None]) -> list[TensorType | No
 
 
 def made_by(node: Node, body: Graph, types: Sequence[Type], infer: Infer) -> list[TensorType | None]:
-    """Types of the outputs of a node's body for these inputs."""
+    """Types of the outputs of a node's body for inputs of the given types."""
     if len(types) != len(body.inputs):
         return []
     twin = body.clone()
@@ -176,7 +176,7 @@ def _scan(node: Node, infer: Infer) -> list[TensorType | None] | None:
 
 
 def _stacked(type: TensorType | None, count: Whole, axis: int) -> TensorType | None:
-    """A type, repeated along a new axis."""
+    """The type of ``count`` tensors stacked along a new axis."""
     if type is None or not -len(type.dims) - 1 <= axis <= len(type.dims):
         return None
     axis %= len(type.dims) + 1
@@ -184,7 +184,7 @@ def _stacked(type: TensorType | None, count: Whole, axis: int) -> TensorType | N
 
 
 def with_dims(type: TensorType, dims: Sequence[Whole]) -> TensorType:
-    """A type with other sizes, some of which may be symbolic."""
+    """The type with other sizes, some of which may be symbolic."""
     return type.with_shape(cast("tuple[int, ...]", tuple(dims)))
 
 

@@ -1,7 +1,7 @@
-"""Types and constants through a graph, in one forward sweep.
+"""Infer types and fold constants of a graph in one forward sweep.
 
-`propagate` infers the type of every value; where all inputs of a node are constant it runs the reference and makes the
-outputs constants too (within a budget), so that shape arithmetic disappears as soon as the input shapes are known.
+`propagate` infers the type of every value. Where all inputs of a node are constant, it runs the reference within a
+budget and makes the outputs constant. Shape arithmetic disappears as soon as the input shapes are known.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from . import lookup, symbolic
 from .base import Operand, OpSpec
 from .control_types import infer_control
 
-#: what inference raises on attributes and operands that make no sense
+#: exceptions that inference raises on invalid attributes and operands
 MISTAKES = (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RuntimeError)
-#: element-wise results of so few elements cannot grow out of bounds by broadcasting
+#: With at most this many input elements, broadcasting cannot make an element-wise result too large.
 FEW = 4096
-#: what they make of weights is not much larger: it is made once, whatever its size
+#: Operators whose results are not much larger than the weights they move. They are folded whatever the size.
 MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"})
-#: they read weights by rows or by columns (`passes.placement.weights`)
+#: operators that read weights by rows or by columns (`passes.placement.weights`)
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
 @dataclass
 class Budget:
-    """What folding may create and take; `LimitError` beyond ``max_tensor_bytes``, which no plan may need at all."""
+    """Limits on the memory and the time of folding. A tensor above ``max_tensor_bytes`` raises `LimitError`."""
 
     fold_bytes: int = 64 << 20
     fold_seconds: float = 10.0
     max_tensor_bytes: int = 16 << 30
     spent: float = field(default=0.0, init=False)
-    #: bytes of large weights that were moved or cast; no more than a plan may need
+    #: bytes of large weights moved or cast so far, at most ``max_tensor_bytes``
     moved: int = field(default=0, init=False)
 
 
@@ -46,11 +46,12 @@ def propagate(
     graph: Graph, budget: Budget | None = None, tolerant: bool = False, keep: Callable[[Node], bool] | None = None,
     bodies: bool = False,
 ) -> bool:  # fmt: skip
-    """Infer types and fold constants in topological order; True when something changed. ``budget`` None: types only.
+    """Infer types and fold constants in topological order. True when something changed. Without a ``budget``: types
+    only.
 
-    ``tolerant``: a node that is wrong stays as it is, for the time when it runs (in a branch never taken: never).
-    ``keep``: nodes that are not folded although they could be.
-    ``bodies``: infer what control flow makes from its bodies, where the shapes of all that it takes are known.
+    ``tolerant``: an invalid node stays unchanged and raises when it runs (in a branch that is never taken: never).
+    ``keep``: selects nodes that are not folded although they could be. ``bodies``: infer the outputs of control flow
+    from its bodies, where the shapes of all its inputs are known.
     """
     changed = False
 
@@ -61,7 +62,7 @@ def propagate(
         spec = lookup(node.op)
         if bodies and node.bodies:
             changed |= infer_control(node, inside, budget.max_tensor_bytes if budget else 0)
-        if spec is None or node.bodies:  # the types inside a body are inferred when it is specialised
+        if spec is None or node.bodies:  # the types inside a body are inferred when the body is specialised
             continue
         try:
             changed |= infer_node(node, spec, budget.max_tensor_bytes if budget else 0)
@@ -74,11 +75,11 @@ def propagate(
 
 
 def infer_node(node: Node, spec: OpSpec, max_bytes: int = 0) -> bool:
-    """Refine the types of a node's outputs from its operands; True when one changed."""
+    """Refine the types of a node's outputs from its operands. True when a type changed."""
     operands: list[Operand | None] = []
     for value in node.inputs:
         if value is not None and value.type is None:
-            return False  # nothing is known of this input yet
+            return False  # the type of this input is not known yet
         operands.append(None if value is None else Operand(value.type, value.const))  # type: ignore[arg-type]
     try:
         main = operands[: len(operands) - node.operands]
@@ -104,7 +105,7 @@ def infer_node(node: Node, spec: OpSpec, max_bytes: int = 0) -> bool:
 
 
 def _epilogue_type(node: Node, main: Type | None, operands: Sequence[Operand | None]) -> Type | None:
-    """The type that leaves the last step of an epilogue."""
+    """The type of the last result of an epilogue."""
     results = [main]
     for step in node.epilogue:
         types = [operands[i] if i >= 0 else None if results[~i] is None else Operand(results[~i]) for i in step.args]  # type: ignore[arg-type]
@@ -116,7 +117,7 @@ def _epilogue_type(node: Node, main: Type | None, operands: Sequence[Operand | N
 
 
 def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
-    """Replace a node over constants, or one whose result its operands' types tell, by its results."""
+    """Replace a node by its results, where its inputs are constant or their types determine the result."""
     if not spec.pure or any((step := lookup(s.op)) is None or not step.pure for s in node.epilogue):
         return False
     if spec.value_from_types is not None and not node.epilogue and _fold_from_types(graph, node, spec):
@@ -139,14 +140,15 @@ def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
         if not isinstance(result, np.ndarray):
             return False
         if not result.flags.c_contiguous or (result.base is not None and result.nbytes * 2 < _root(result).nbytes):
-            result = result.copy()  # kernels take plain memory, and a small view would keep the large array alive
+            result = result.copy()  # kernels need contiguous memory, and a small view would keep the large array alive
         graph.replace(value, graph.constant(result, value.name))
     graph.remove(node)
     return True
 
 
 def _is_move(node: Node, nbytes: int, budget: Budget) -> bool:
-    """Whether the node only moves or casts weights, which are too large for other arithmetic in advance."""
+    """Whether the node only moves or casts weights. Such a node is folded even where other arithmetic would be too
+    large."""
     given = sum(v.const.nbytes for v in node.inputs if v is not None and v.const is not None)
     if node.op not in MOVES or node.epilogue or nbytes > 2 * given:
         return False
@@ -157,12 +159,12 @@ def _is_move(node: Node, nbytes: int, budget: Budget) -> bool:
 
 
 def is_turned(node: Node) -> bool:
-    """Whether it is a Transpose that exchanges rows and columns of one matrix."""
+    """Whether the node is a Transpose that exchanges rows and columns of one matrix."""
     return node.op == "Transpose" and tuple(node.attrs.get("perm", (1, 0))) == (1, 0)
 
 
 def _fold_from_types(graph: Graph, node: Node, spec: OpSpec) -> bool:
-    """Shape arithmetic: the operands need not be constant, only their types known well enough."""
+    """Fold shape arithmetic. The operands need not be constant; their types must be known well enough."""
     assert spec.value_from_types is not None
     if any(v is not None and v.type is None for v in node.inputs):
         return False
@@ -176,7 +178,7 @@ def _fold_from_types(graph: Graph, node: Node, spec: OpSpec) -> bool:
 
 
 def check_results(node: Node, spec: OpSpec, arrays: Sequence[object], max_bytes: int) -> None:
-    """Refuse a node whose results would be too large, before it runs: its shapes depend on data that is here now."""
+    """Refuse a node before it runs when its results would be too large. Its shapes depend on data that is known now."""
     main = arrays[: len(arrays) - node.operands]
     if spec.view or not all(a is None or isinstance(a, np.ndarray) for a in main):
         return
@@ -187,14 +189,14 @@ def check_results(node: Node, spec: OpSpec, arrays: Sequence[object], max_bytes:
     try:
         types = spec.infer(operands, node.attrs, len(node.outputs))
     except MISTAKES:
-        return  # the node itself says best what is wrong with its inputs
+        return  # the node itself gives the better error message for its inputs
     for type in types:
         if isinstance(type, TensorType) and type.is_static:
             _check_size(node, type, max_bytes)
 
 
 def evaluate(node: Node, spec: OpSpec, arrays: Sequence[object]) -> Sequence[object]:
-    """Run the reference; a refusal names the node."""
+    """Run the reference. An error names the node."""
     try:
         with np.errstate(all="ignore"):
             return spec.reference(arrays, node.attrs, len(node.outputs))
@@ -202,12 +204,13 @@ def evaluate(node: Node, spec: OpSpec, arrays: Sequence[object]) -> Sequence[obj
         raise
     except MemoryError as error:
         raise LimitError("not enough memory", where=f"node {node.name!r} ({node.op})") from error
-    except Exception as error:  # references are numpy code: any of its exceptions means that the inputs do not fit
+    except Exception as error:  # references are numpy code: any exception means that the inputs do not fit
         raise ModelError(f"cannot be computed: {error!r}", where=f"node {node.name!r} ({node.op})") from error
 
 
 def _with_epilogue(node: Node, spec: OpSpec, arrays: Sequence[object]) -> Sequence[object]:
-    """The outputs of a node over constants: shape arithmetic that was fused before its shapes were known."""
+    """The outputs of a node over constants, epilogue included. Shape arithmetic may be fused before its shapes are
+    known."""
     found = evaluate(node, spec, arrays[: len(arrays) - node.operands])
     if not node.epilogue:
         return found
@@ -228,7 +231,8 @@ def _root(array: np.ndarray) -> np.ndarray:
 
 
 def _merge(node: Node, value: Value, inferred: Type) -> Type:
-    """Inference and what the model declares must agree; the more precise of each dimension stays."""
+    """The common type of inference and declaration. The more precise of each dimension stays; different element types
+    raise."""
     declared = value.type
     if declared is None:
         return inferred
@@ -239,10 +243,10 @@ def _merge(node: Node, value: Value, inferred: Type) -> Type:
                 where=f"node {node.name!r} ({node.op})",
             )
         try:
-            # References know plain tensors only: where a pass has chosen a layout, it stays.
+            # References know plain tensors only. Where a pass has chosen a layout, the layout stays.
             return TensorType(inferred.dtype, merge_shapes(inferred.shape, declared.shape), declared.layout)
         except ValueError:
-            return inferred  # models often declare stale shapes; what is computed counts
+            return inferred  # models often declare stale shapes; the inferred one counts
     if isinstance(declared, (SequenceType, OptionalType)) and type(declared) is type(inferred):
         return inferred if inferred.elem is not None else declared
     return inferred

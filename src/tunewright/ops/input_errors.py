@@ -1,7 +1,7 @@
-"""What may be wrong with the values that an operation is given, in words: references raise it, kernels report it.
+"""Errors in the values of an operator's inputs, as messages. References raise them, kernels report them.
 
-A kernel writes a `ReportedFault` with the value and the limit; the thread that waits for it raises the reference's
-error.
+A kernel writes a `ReportedFault` with the value and the limit. The waiting thread raises the same error as the
+reference.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ Array = np.ndarray[Any, Any]
 
 
 class ReportedFault(IntEnum):
-    """What a kernel found, as it stands in its record; 0: nothing."""
+    """The kind of error, as a kernel writes it into its record. 0 means no error."""
 
-    #: an index that may be negative, and the size of its axis
+    #: an index that may be negative; the limit is the size of its axis
     INDEX = 1
     #: a number from 0 to below the limit
     ROW = 2
-    #: the length of a sequence, and the steps there are
+    #: the length of a sequence; the limit is the number of steps
     LENGTH = 3
-    #: an integer is divided by 0
+    #: an integer division by 0
     DIVISION = 4
-    #: the number of a box, and the sample points that one may have
+    #: the number of a box; the limit is the most sample points of a box
     BOX = 5
-    #: a number that has no upper bound
+    #: a number that must not be negative and has no upper bound
     NEGATIVE = 6
 
 
@@ -42,32 +42,33 @@ _TEXTS = {
 
 
 def describe(fault: ReportedFault, value: int = 0, limit: int = 0) -> str:
-    """What is wrong, as errors say it."""
+    """The error message for a fault."""
     return _TEXTS[fault].format(value=value, limit=limit, last=limit - 1)
 
 
 def check_indices(indices: Array, size: int) -> None:
-    """IndexError unless each is an index of an axis of ``size`` elements; negative ones count from its end."""
+    """Raise IndexError unless each is an index of an axis of ``size`` elements. Negative indices count from the axis'
+    end."""
     _check(ReportedFault.INDEX, indices, -size, size, size)
 
 
 def check_rows(rows: Array, count: int) -> None:
-    """IndexError unless each is from 0 to below ``count``."""
+    """Raise IndexError unless each is from 0 to below ``count``."""
     _check(ReportedFault.ROW, rows, 0, count, count)
 
 
 def check_natural(numbers: Array) -> None:
-    """IndexError where one is negative."""
+    """Raise IndexError if a number is negative."""
     _check(ReportedFault.NEGATIVE, numbers, 0, 1 << 64, 0)
 
 
 def check_lengths(lengths: Array, steps: int) -> None:
-    """IndexError unless each sequence has 0 to ``steps`` steps."""
+    """Raise IndexError unless each sequence has 0 to ``steps`` steps."""
     _check(ReportedFault.LENGTH, lengths, 0, steps + 1, steps)
 
 
 def check_divisors(divisors: Array) -> None:
-    """ZeroDivisionError where integers are divided by zero."""
+    """Raise ZeroDivisionError if an integer divisor is zero."""
     if divisors.dtype.kind in "iu" and not divisors.all():
         raise ZeroDivisionError(describe(ReportedFault.DIVISION))
 

@@ -1,4 +1,4 @@
-"""Numbers that several families need: precision of intermediate results, erf, saturation, exact integer products."""
+"""Numeric helpers of several families: intermediate precision, erf, saturation, exact integer products."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _NARROW = frozenset(
 
 
 def wide(x: Array) -> Array:
-    """Floats of fewer than 32 bits as float32, in which intermediate results are kept; others as they are."""
+    """Convert floats below 32 bits to float32, the type of intermediate results. Other arrays stay unchanged."""
     return x.astype(np.float32) if x.dtype in _NARROW else x
 
 
 def narrow(x: Any, dtype: np.dtype[Any]) -> Array:
-    """An ndarray of ``dtype`` (numpy gives scalars for rank 0)."""
+    """An ndarray of ``dtype``. numpy returns scalars for rank 0."""
     array: Array = np.asarray(x)
     return array if array.dtype == dtype else array.astype(dtype)
 
 
 @cache
 def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Smallest and largest finite value of any numeric type, as Python numbers."""
+    """The smallest and largest finite value of a numeric type, as Python numbers."""
     kind = DType.of_numpy(dtype)
     if kind.is_integer:
         info = ml_dtypes.iinfo(dtype)
@@ -42,13 +42,13 @@ def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def saturate(x: Array, dtype: np.dtype[Any]) -> Array:
-    """``x`` cut to what ``dtype`` can hold, then converted."""
+    """Clip ``x`` to the range of ``dtype``, then convert it."""
     low, high = limits(dtype)
     return np.asarray(np.clip(x, low, high)).astype(dtype)
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)); exp may overflow to infinity, which gives the right 0."""
+    """1 / (1 + exp(-x)). exp may overflow to infinity, which correctly gives 0."""
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
@@ -58,13 +58,13 @@ def softplus(x: Array) -> Array:
 
 
 # -- erf --------------------------------------------------------------------------------------------------------------
-#: x P(x^2) / Q(x^2) on |x| < 4, single precision: highest power first
+#: erf(x) = x P(x^2) / Q(x^2) on |x| < 4 in single precision; highest power first
 _P32 = (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
         -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02)  # fmt: skip
 _Q32 = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
         -1.42647390514189e-02)  # fmt: skip
 
-# Sun's rational approximations (fdlibm), double precision, lowest power first.
+# Sun's rational approximations (fdlibm) in double precision; lowest power first
 _PP = (1.28379167095512558561e-01, -3.25042107247001499370e-01, -2.84817495755985104766e-02,
        -5.77027029648944159157e-03, -2.37630166566501626084e-05)  # fmt: skip
 _QQ = (1.0, 3.97917223959155352819e-01, 6.50222499887672944485e-02, 5.08130628187576562776e-03,
@@ -90,7 +90,7 @@ _SB = (1.0, 3.03380607434824582924e+01, 3.25792512996573918826e+02, 1.5367295860
 
 
 def erf(x: Array) -> Array:
-    """The error function, to a few units in the last place of float32 or float64; integers through float64."""
+    """The error function, to a few units in the last place of float32 or float64. Integers are computed in float64."""
     x = wide(x)
     if x.dtype == np.float32:
         return blockwise(_erf32, x)
@@ -113,7 +113,7 @@ def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
 
 
 def _erf32(x: Array) -> Array:
-    """Good to one unit in the last place; Horner's scheme in single precision would cost six more."""
+    """erf in single precision, to one unit in the last place. Horner's scheme in float32 would cost six more."""
     x = np.clip(x, np.float32(-4), np.float32(4)).astype(np.float64)
     square = x * x
     y = _polynomial(square, _P32[::-1])
@@ -137,12 +137,12 @@ def _erf_large(x: Array) -> Array:
     s = 1 / (x * x)
     near = x < 1 / 0.35
     ratio = np.where(near, _polynomial(s, _RA) / _polynomial(s, _SA), _polynomial(s, _RB) / _polynomial(s, _SB))
-    z = x.astype(np.float32).astype(np.float64)  # exp(-x^2) in two factors keeps its last digits
+    z = x.astype(np.float32).astype(np.float64)  # two factors for exp(-x^2) keep its last digits
     return 1 - np.exp(-z * z - 0.5625) * np.exp((z - x) * (z + x) + ratio) / x
 
 
 def blockwise(function: Any, x: Array, block: int = 1 << 15) -> Array:
-    """An element-wise function in blocks that stay in cache: several times faster when it makes many passes."""
+    """Apply an element-wise function in blocks that fit the cache. This is several times faster for many passes."""
     if x.size <= block:
         return np.asarray(function(x))
     x = np.ascontiguousarray(x)
@@ -155,9 +155,9 @@ def blockwise(function: Any, x: Array, block: int = 1 << 15) -> Array:
 
 # -- exact products of integers ---------------------------------------------------------------------------------------
 def product_type(a: Array, b: Array, length: int) -> np.dtype[Any]:
-    """The fastest type in which sums of ``length`` products of elements of a and b are exact.
+    """The fastest type that sums ``length`` products of elements of a and b exactly.
 
-    BLAS multiplies floats only; within 24 or 53 bits their sums of integers are exact.
+    BLAS multiplies floats only. Its sums of integers are exact within 24 or 53 bits.
     """
     bound = _magnitude(a) * _magnitude(b) * max(length, 1)
     if bound < 1 << 24:
@@ -168,14 +168,14 @@ def product_type(a: Array, b: Array, length: int) -> np.dtype[Any]:
 def _magnitude(x: Array) -> int:
     if x.size == 0:
         return 0
-    if x.dtype.itemsize == 1:  # scanning costs as much as it saves
+    if x.dtype.itemsize == 1:  # scanning the values costs as much as it saves
         low, high = limits(x.dtype)
         return int(max(-low, high))
     return max(-int(x.min()), int(x.max()))
 
 
 def integer_matmul(a: Array, b: Array) -> Array:
-    """numpy's matmul of integer arrays through BLAS where that is exact; int64, wrapped as numpy does."""
+    """numpy's matmul of integer arrays, by BLAS where that is exact. The result is int64 and wraps like numpy's."""
     dtype = product_type(a, b, a.shape[-1])
     return np.asarray(np.matmul(a.astype(dtype), b.astype(dtype))).astype(np.int64)
 

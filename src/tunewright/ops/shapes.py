@@ -1,4 +1,4 @@
-"""Shape arithmetic that families share. Dimensions may be numbers, names or unknown."""
+"""Shape arithmetic of several families. Dimensions are numbers, names or unknown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Attrs, Infer, Operands
 
 
 def tensor(operands: Operands, i: int) -> TensorType:
-    """The type of input i, which must be there and be a tensor."""
+    """The type of input i, which must be present and a tensor."""
     operand = operands[i] if i < len(operands) else None
     if operand is None:
         raise ValueError(f"input {i} is missing")
@@ -32,7 +32,7 @@ def ints(operands: Operands, i: int) -> list[int] | None:
 
 
 def whole(value: Any) -> int:
-    """An integer out of an array, symbolic ones as they are."""
+    """The integer of an array with one element. Symbolic integers stay symbolic."""
     return value if isinstance(value, SymInt) else int(value)  # type: ignore[return-value]
 
 
@@ -46,7 +46,7 @@ def optional(inputs: Sequence[Any], i: int) -> Any:
 
 
 def dtype_of(code: Any, what: str) -> DType:
-    """The element type that an attribute names by ONNX's number."""
+    """The element type of an attribute that holds ONNX's type number."""
     try:
         return DType.of_onnx(int(code))
     except (KeyError, TypeError, ValueError):
@@ -54,14 +54,14 @@ def dtype_of(code: Any, what: str) -> DType:
 
 
 def axis_of(axis: int, rank: int, what: str = "axis") -> int:
-    """A non-negative axis."""
+    """The axis as a non-negative number."""
     if not -rank <= axis < rank:
         raise ValueError(f"{what} {axis} does not fit rank {rank}")
     return axis % rank if rank else 0
 
 
 def axes_of(axes: Iterable[int], rank: int) -> list[int]:
-    """Non-negative axes, each at most once."""
+    """The axes as non-negative numbers, each at most once."""
     result = [axis_of(int(a), rank) for a in axes]
     if len(set(result)) != len(result):
         raise ValueError(f"axes {result} name one axis twice")
@@ -69,7 +69,7 @@ def axes_of(axes: Iterable[int], rank: int) -> list[int]:
 
 
 def unknown(rank: int | None) -> Shape | None:
-    """A shape of which only the rank is known."""
+    """A shape of known rank with unknown dimensions."""
     if rank is not None and rank > MAX_RANK:
         raise ValueError(f"{rank} dimensions are more than {MAX_RANK}")
     return None if rank is None else (None,) * rank
@@ -95,7 +95,7 @@ def count(shape: Iterable[Dim] | None) -> int | None:
 
 
 def times(*dims: Dim) -> Dim:
-    """A product of dimensions; None unless all are numbers."""
+    """The product of dimensions; None unless all are numbers."""
     return math.prod(d for d in dims if isinstance(d, WHOLE)) if all(isinstance(d, WHOLE) for d in dims) else None
 
 
@@ -108,12 +108,12 @@ def broadcast_dim(a: Dim, b: Dim) -> Dim:
         return a
     if isinstance(a, WHOLE) and isinstance(b, WHOLE):
         raise ValueError(f"dimensions {a} and {b} do not broadcast")
-    # A number above one beats something open: the open one must be 1 or that number.
+    # A number above one wins over an open dimension, which must be 1 or that number.
     return a if isinstance(a, WHOLE) else b if isinstance(b, WHOLE) else None
 
 
 def broadcast(*shapes: Shape | None) -> Shape | None:
-    """numpy's broadcasting; None when a rank is not known."""
+    """The shape after numpy's broadcasting; None when a rank is unknown."""
     if not shapes:
         return ()
     result = shapes[0]
@@ -131,7 +131,7 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
 
 
 def same_dim(a: Dim, b: Dim, what: str) -> Dim:
-    """Two dimensions that must be equal; the one that says more."""
+    """The more specific of two dimensions that must be equal."""
     if isinstance(a, WHOLE) and isinstance(b, WHOLE) and a != b:
         raise ValueError(f"{what}: {a} against {b}")
     return a if isinstance(a, WHOLE) or b is None else b if isinstance(b, WHOLE) or a is None else a
@@ -147,7 +147,7 @@ def need_rank(type: TensorType, rank: int, what: str) -> Shape:
 
 
 def same_as(i: int = 0, dtype: DType | None = None) -> Infer:
-    """The output has the shape of input i, and its type unless another is given."""
+    """Make an inference for outputs with the shape of input i, and with its type unless ``dtype`` is given."""
 
     def infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         t = tensor(operands, i)
@@ -157,9 +157,10 @@ def same_as(i: int = 0, dtype: DType | None = None) -> Infer:
 
 
 def elementwise(dtype: DType | None = None, *, mixed: bool = False) -> Infer:
-    """All inputs broadcast together; the type is the first input's unless another is given.
+    """Make an inference that broadcasts all inputs. The type is the first input's unless ``dtype`` is given.
 
-    Unless ``mixed``, all inputs must be of one type."""
+    Unless ``mixed``, all inputs must be of one type.
+    """
 
     def infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         types = [o.tensor for o in operands if o is not None]

@@ -1,4 +1,4 @@
-"""ONNX's own definitions: any operator of the standard without a faster one of ours runs through onnx.reference."""
+"""Operators that onnx defines. A standard operator without a definition here runs through onnx.reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, T
 from . import CONTROL
 from .base import Attrs, Operands, OpSpec
 
-#: constants larger than this are not shown to onnx's inference, which only reads shapes and axes
+#: Larger constants are not passed to onnx's inference, which only reads shapes and axes.
 _SMALL = 4096
 
 
@@ -25,8 +25,8 @@ def split_name(op: str) -> tuple[str, str]:
 
 
 def define(op: str) -> OpSpec | None:
-    """The spec of an operator that onnx defines; None when it does not."""
-    if op not in CONTROL and find_schema(op) is None:  # onnx would make all of its schemas: 7 MB
+    """The spec of an operator that onnx defines, else None."""
+    if op not in CONTROL and find_schema(op) is None:  # onnx would create all of its schemas, which take 7 MB
         return None
 
     def reference(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
@@ -38,9 +38,9 @@ def define(op: str) -> OpSpec | None:
     return OpSpec(op, reference, infer)
 
 
-@lru_cache(maxsize=1 << 12)  # bounded: a name is whatever a model says
+@lru_cache(maxsize=1 << 12)  # bounded, because a model may contain any name
 def find_schema(op: str) -> Any:
-    """The newest definition of an operator that is not a notice of its removal; None when onnx does not know it."""
+    """The newest definition of an operator; None when onnx does not know it. A deprecation notice is skipped."""
     import onnx.defs
 
     domain, name = split_name(op)
@@ -54,7 +54,7 @@ def find_schema(op: str) -> Any:
 
 @cache
 def opset_imports(op: str) -> Sequence[Any]:
-    """The opsets in which `find_schema`'s definition holds."""
+    """The opsets in which the definition of `find_schema` holds."""
     import onnx.defs
 
     domain, name = split_name(op)
@@ -68,7 +68,7 @@ def opset_imports(op: str) -> Sequence[Any]:
 
 
 def make_node(op: str, present: Sequence[bool], attrs: Attrs, n: int) -> Any:
-    """A NodeProto with inputs i0.. and outputs o0..; absent inputs have no name, unknown attributes are left out."""
+    """A NodeProto with inputs i0.. and outputs o0... Absent inputs have no name, unknown attributes are left out."""
     import onnx
 
     domain, name = split_name(op)
@@ -85,7 +85,7 @@ def make_node(op: str, present: Sequence[bool], attrs: Attrs, n: int) -> Any:
 
 
 def make_attribute(key: str, value: Any, empty: int = 7) -> Any:
-    """An AttributeProto from an attribute of the IR; ``empty`` is the type (default INTS) of one without elements."""
+    """An AttributeProto from an attribute of the IR. ``empty`` is the type of an empty list (default INTS)."""
     import onnx
 
     if isinstance(value, np.ndarray):
@@ -103,7 +103,7 @@ def make_attribute(key: str, value: Any, empty: int = 7) -> Any:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What an evaluator is made for. Compared by ``key``, which tells attributes apart by type and by value."""
+    """The specification of an evaluator. Compared by ``key``, which distinguishes attributes by type and by value."""
 
     op: str
     types: tuple[DType | bool | None, ...]
@@ -114,13 +114,13 @@ class _Recipe:
 
 @lru_cache(maxsize=256)
 def _evaluator(recipe: _Recipe) -> Any:
-    """onnx.reference for one node. It holds no state between runs, so requests share it."""
+    """onnx.reference for one node. The evaluator holds no state between runs, so requests share it."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
     node = make_node(recipe.op, [t is not False for t in recipe.types], recipe.attrs, recipe.n)
     inputs = [
-        # Definitions that are functions of the element types need to be told these.
+        # Definitions that are functions of the element types need these types.
         onnx.helper.make_tensor_value_info(f"i{k}", t.onnx_code, None)
         if isinstance(t, DType)
         else onnx.helper.make_empty_tensor_value_info(f"i{k}")
@@ -133,7 +133,7 @@ def _evaluator(recipe: _Recipe) -> Any:
 
 
 def run_reference(op: str, arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """One node through onnx.reference, at the newest version of the operator."""
+    """Run one node through onnx.reference, at the newest version of the operator."""
     types = tuple(
         False if a is None else DType.of_numpy(a.dtype) if isinstance(a, np.ndarray) else None for a in arrays
     )
@@ -142,7 +142,7 @@ def run_reference(op: str, arrays: Sequence[Any], attrs: Attrs, n: int) -> Seque
 
 
 def to_value(value: Any) -> Any:
-    """A result as the IR holds it: no numpy scalars, strings as objects."""
+    """Convert a result to the form of the IR: no numpy scalars, strings as objects."""
     if isinstance(value, list):
         return [to_value(v) for v in value]
     if isinstance(value, (np.generic, np.ndarray)):
@@ -152,7 +152,8 @@ def to_value(value: Any) -> Any:
 
 
 def infer_by_schema(op: str, operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
-    """onnx's C++ inference for one node. What it cannot tell is None: the shape is then found out by running."""
+    """Run onnx's C++ inference for one node. A type that it cannot infer is None; running the node then gives the
+    shape."""
     import onnx
     from onnx import shape_inference
 
@@ -172,13 +173,13 @@ def infer_by_schema(op: str, operands: Operands, attrs: Attrs, n: int) -> Sequen
         )
     except (shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         if not all(isinstance(o.type, TensorType) and o.type.is_static for o in present):
-            return [None] * n  # it may be what is not known yet that does not fit; running will tell
+            return [None] * n  # the mismatch may come from unknown dimensions; running the node decides
         raise ValueError(str(error).strip()) from None
     return [_type_or_none(inferred.get(f"o{k}")) for k in range(n)]
 
 
 def is_complete(type: Type | None) -> bool:
-    """Whether everything but shapes is known. onnx's inference takes nothing less."""
+    """Whether all of a type but the shapes is known. onnx's inference accepts only such types."""
     if isinstance(type, (SequenceType, OptionalType)):
         return is_complete(type.elem)
     return isinstance(type, TensorType) or (isinstance(type, MapType) and is_complete(type.value))
@@ -187,7 +188,7 @@ def is_complete(type: Type | None) -> bool:
 def _type_or_none(proto: Any) -> Type | None:
     try:
         return None if proto is None else type_from_proto(proto)
-    except ValueError:  # a negative dimension: running tells what is wrong
+    except ValueError:  # a negative dimension: the run reports the error
         return None
 
 
@@ -207,7 +208,7 @@ def type_to_proto(type: Type) -> Any:
 
 
 def type_from_proto(proto: Any) -> Type | None:
-    """The type a TypeProto says; None when it says nothing. ValueError: unknown element type or negative dimension."""
+    """The type of a TypeProto; None when it is empty. ValueError: unknown element type or negative dimension."""
     kind = proto.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         tensor = getattr(proto, kind)
@@ -226,7 +227,7 @@ def type_from_proto(proto: Any) -> Type | None:
                     raise ValueError(f"dimension {d.dim_value} is negative")
                 dims.append(None if d.dim_value == -1 else d.dim_value)
             else:
-                # Exporters write -1, '?' or '*' for any size; two of them are not the same size.
+                # Exporters write -1, '?' or '*' for any size. Two such dimensions need not be equal.
                 dims.append(d.dim_param if any(c.isalpha() for c in d.dim_param) else None)
         return TensorType(dtype, tuple(dims))
     if kind == "sequence_type":

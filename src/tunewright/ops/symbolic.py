@@ -1,8 +1,8 @@
-"""Shape arithmetic on symbolic integers: what folds while a plan is made for a class of shapes.
+"""Folding of shape arithmetic on symbolic integers, while a plan is made for a class of shapes.
 
-Operators on small integer tensors compute with `SymInt` elements; see `ir/symbolic.py`. For any other operator the
-values are pinned, as long as its result is small too; what makes large tensors out of sizes (a mask, positions), or
-numbers to compute with (a width as a float), stays a node and runs with each inference.
+Operators on small integer tensors compute with `SymInt` elements; see `ir/symbolic.py`. Other operators pin the values
+if their result is small too. Some operators make large tensors out of sizes (a mask, positions), or floats to compute
+with (a width). They stay nodes and run with each inference.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from . import lookup, shapes
 from .base import Array, Attrs
 from .numeric import limits
 
-#: elements of a result that is still shape arithmetic
+#: most elements of a result that still counts as shape arithmetic
 FEW = 64
 
-#: operations whose results are as large as floats say
+#: operators whose result sizes depend on float inputs
 _BY_FLOATS = frozenset({"Resize", "Upsample", "Range"})
 
 _Fold = Callable[[Sequence[Any], Attrs, int], Sequence[Any]]
 
 
 def fold(graph: Graph, node: Node) -> bool:
-    """Replace a node over constants of which some are symbolic; False where it has to run with each inference."""
+    """Replace a node over partly symbolic constants by its results. False where it must run with each inference."""
     types = [v.type for v in node.outputs]
     if not all(isinstance(t, TensorType) and t.is_static and not t.is_symbolic and t.size <= FEW for t in types):
         return False
@@ -40,7 +40,7 @@ def fold(graph: Graph, node: Node) -> bool:
         return False
     arrays = [None if v is None else v.const for v in node.inputs]
     if node.op == "Gather" and isinstance(arrays[1], SymArray) and not isinstance(arrays[0], SymArray):
-        return False  # a row of a table, say of positions: pinned, it would be right for one size alone
+        return False  # a row of a table, for example of positions: pinned, it would be right for one size alone
     main = arrays[: len(arrays) - node.operands]
     found = [*_evaluate(node.op, main, node.attrs, len(node.outputs))]
     if node.epilogue:
@@ -56,7 +56,7 @@ def fold(graph: Graph, node: Node) -> bool:
 
 
 def _decides(node: Node) -> bool:
-    """Floats that are made of sizes may decide about shapes: by a factor, or when they become integers or bools."""
+    """Whether floats computed from sizes may decide about shapes: as a factor, or by becoming integers or bools."""
     found, waiting = {node}, [node]
     while waiting:
         one = waiting.pop()
@@ -64,7 +64,7 @@ def _decides(node: Node) -> bool:
             return True
         for user in dict.fromkeys(u for v in one.outputs for u in v.users):
             others = (v for v in user.inputs if v is not None and v.const is None)
-            alone = all(v.producer in found for v in others)  # beside data it is data as well
+            alone = all(v.producer in found for v in others)  # a value that also depends on data is data
             if user not in found and (alone or user.bodies or user.op in _BY_FLOATS):
                 found.add(user)
                 waiting.append(user)
@@ -87,7 +87,7 @@ def _evaluate(op: str, arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[
 
 
 def _constant(graph: Graph, value: Value, result: Array) -> Value:
-    """The result as a constant, of the type that was inferred."""
+    """The result as a constant of the inferred type."""
     type = value.type
     array = result
     if result.dtype == object and any(isinstance(item, SymInt) for item in result.flat):
@@ -104,7 +104,7 @@ def _constant(graph: Graph, value: Value, result: Array) -> Value:
 
 
 def _fitting(array: Array, dtype: DType) -> Array:
-    """The elements as this type has them: what is too large for it wraps around, and is a number from now on."""
+    """The elements in the range of ``dtype``. Elements outside the range wrap around and are pinned to a number."""
     low, high = limits(dtype.numpy)
     made = array.copy()
     for at, item in np.ndenumerate(array):
@@ -114,7 +114,7 @@ def _fitting(array: Array, dtype: DType) -> Array:
 
 
 def pinned(array: Any) -> Any:
-    """The tensor with its values from now on."""
+    """The tensor with its symbolic values pinned to their present numbers."""
     if array.dtype != object:
         return array
     return np.array([int(v) for v in array.flat], np.int64).reshape(array.shape)
@@ -138,13 +138,13 @@ def _elementwise(function: Callable[..., Any]) -> _Fold:
 
 
 def _divided(a: Any, b: Any) -> Any:
-    """ONNX rounds towards zero."""
+    """Divide as ONNX does, rounding towards zero."""
     quotient = abs(a) // abs(b)
     return quotient if (a < 0) == (b < 0) else -quotient
 
 
 def _remainder(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """With the divisor's sign, or (``fmod``) with the dividend's."""
+    """The remainder with the divisor's sign, or (``fmod``) with the dividend's."""
     function = (lambda a, b: a - _divided(a, b) * b) if attrs.get("fmod", 0) else operator.mod
     return _elementwise(function)(arrays, attrs, n)
 
@@ -182,7 +182,7 @@ def _gather(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 
 
 def _by(name: str) -> _Fold:
-    """The reference, which only moves elements."""
+    """A fold by the reference, which only moves elements."""
 
     def run(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
         spec = lookup(name)

@@ -1,4 +1,4 @@
-"""How far two results may differ: the one table and the one comparison for kernels, references and networks."""
+"""How far two results may differ: one table and one comparison for kernels, references and networks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from ..ir.types import DType
 
 @dataclass(frozen=True)
 class Tolerance:
-    """One operation: |a - b| <= absolute * scale of b + relative * |b|. A whole network: |a - b| <= network * scale."""
+    """Limits for one operation and for a network.
+
+    One operation: |a - b| <= absolute * scale of b + relative * |b|. A whole network: |a - b| <= network * scale.
+    """
 
     relative: float
     absolute: float
     network: float
 
 
-#: Per element type; what is not named must be equal. Sums are taken in different orders, hence a part of the scale.
+#: Tolerances per element type. Other types must be equal. Sums run in different orders, hence a part of the scale.
 TOLERANCES: dict[DType, Tolerance] = {
     DType.FLOAT64: Tolerance(1e-9, 1e-12, 1e-4),
     DType.FLOAT32: Tolerance(2e-5, 2e-6, 1e-4),
@@ -33,10 +36,10 @@ TOLERANCES: dict[DType, Tolerance] = {
 }
 
 
-#: Sums of up to this many terms are covered by the table. Beyond, the error of a right sum in another order grows with
-#: the square root of its length, and the absolute part with it, up to a length where 1 % is still far off.
+#: The table covers sums of up to SHORT terms. For longer sums the error of another order grows with the square root of
+#: the length, and the absolute part grows with it. At LONGEST terms it is still far below 1 %.
 SHORT, LONGEST = 100, 10**8
-#: What it grows from: sums are taken in single precision at least, also of narrower types.
+#: The start of this growth. Sums are taken in at least single precision, also for narrower types.
 _GROWTH = {
     DType.FLOAT64: 1e-12,
     DType.FLOAT32: 2e-6,
@@ -47,12 +50,12 @@ _GROWTH = {
 }
 
 
-#: What a factor common to all elements of a bfloat16 result may be off by: a unit in the last place of one.
+#: The largest allowed common factor of all elements of a bfloat16 result: one unit in the last place of 1.
 BIAS = 2**-7 + 2**-11
 
 
 def absolute(dtype: DType, terms: float = 1) -> float:
-    """The absolute tolerance for results that are sums of this number of terms, in parts of the scale."""
+    """The absolute tolerance of a sum of ``terms`` terms, as a part of the scale."""
     longer = math.sqrt(min(max(terms, SHORT), LONGEST) / SHORT) - 1
     return TOLERANCES[dtype].absolute + _GROWTH[dtype] * longer
 
@@ -60,10 +63,10 @@ def absolute(dtype: DType, terms: float = 1) -> float:
 def compare(
     mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], terms: float = 1, like: DType | None = None
 ) -> str:
-    """Empty when two outputs agree within the table of tolerances, else how they differ.
+    """Empty when two outputs agree within the table of tolerances, else a text that says how they differ.
 
-    ``terms``: how many summands an element has (see `SHORT`). ``like``: a type with as few digits as factors were
-    rounded to before they were multiplied; its tolerances count for floats then.
+    ``terms``: the number of summands of an element (see `SHORT`). ``like``: a type with as few digits as the factors
+    had before the multiplication. Its tolerances then apply to floats.
     """
     if mine.shape != other.shape:
         return f"shape {list(mine.shape)} against {list(other.shape)}"
@@ -103,8 +106,11 @@ def compare(
 
 @dataclass(frozen=True)
 class _Extent:
-    """How two results of finite numbers differ: the scale of the other, the largest difference, how far any difference
-    goes beyond the relative part of the tolerance, and the elements where it does so most."""
+    """The difference of two finite results.
+
+    ``scale`` is the largest element of ``other``, ``worst`` the largest difference. ``excess`` is the largest
+    difference beyond the relative tolerance, and ``mine`` and ``other`` are the elements there.
+    """
 
     scale: float
     worst: float
@@ -113,13 +119,15 @@ class _Extent:
     other: float
 
 
-#: elements that are compared at a time, so that they stay near; and of results that several threads compare
+#: CHUNK elements are compared at a time, so that they stay in cache. From MANY elements on, several threads compare.
 CHUNK, MANY = 1 << 17, 1 << 22
 
 
 def _extent(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], relative: float) -> _Extent | None:
-    """None where numbers are complex, or not all of them finite. The differences of narrow floats are taken in single
-    precision: it has more digits than they need by far."""
+    """The extent of the difference; None where numbers are complex or not all finite.
+
+    Differences of half and bfloat16 numbers are taken in single precision, which has many more digits than they need.
+    """
     dtype = DType.of_numpy(mine.dtype)
     if dtype in (DType.COMPLEX64, DType.COMPLEX128):
         return None
@@ -152,7 +160,7 @@ def _extent(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], relative: f
 
 
 def deviation(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
-    """Largest difference relative to the largest number of the other; 0 for what must be equal."""
+    """The largest difference relative to the largest element of ``other``; 0 for types that must be equal."""
     dtype = DType.of_numpy(mine.dtype)
     if dtype not in TOLERANCES or not mine.size:
         return 0.0
@@ -169,8 +177,11 @@ def deviation(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
 
 
 def bias(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> str:
-    """Empty, or by which factor a result of coarse elements is off as a whole: one of them may be, by more than 1 %."""
-    if DType.of_numpy(mine.dtype) is not DType.BFLOAT16:  # in finer types `compare` sees it in each element
+    """A text with the common factor by which a bfloat16 result is wrong, else empty.
+
+    A single element may be off by more than 1 %, so `compare` does not see such a factor.
+    """
+    if DType.of_numpy(mine.dtype) is not DType.BFLOAT16:  # in finer types `compare` sees the factor in each element
         return ""
     a, b = mine.astype(np.float64), other.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
@@ -180,6 +191,6 @@ def bias(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> str:
 
 
 def _bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Equality of the narrowest floats, NaN equal to itself."""
+    """Compare the narrowest floats for equality. NaN equals NaN."""
     x, y = a.astype(np.float32), b.astype(np.float32)
     return np.asarray((x == y) | (np.isnan(x) & np.isnan(y)))

@@ -1,4 +1,4 @@
-"""Sliding windows that convolutions and poolings share: padding, output size, strided views."""
+"""Sliding windows of convolutions and poolings: padding, output size, strided views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ir.types import Dim
 from .base import Array, Attrs
 from .onnx.tensors.slicing import pad
 
-#: Padding beyond this is a broken or hostile model: it would cost memory and time out of all proportion.
+#: More padding indicates a broken or hostile model. It would take excessive memory and time.
 MOST_PADDING = 1 << 16
 
 AUTO_PAD = ("NOTSET", "", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -22,7 +22,7 @@ AUTO_PAD = ("NOTSET", "", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows lie: one number per spatial axis. ``tail``: padding at the end, without ceiling's extension."""
+    """The geometry of windows: one number per spatial axis. ``tail``: padding at the end, without that of ceiling."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -33,11 +33,11 @@ class Windows:
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """Input elements from the first to the last tap."""
+        """Number of input elements from the first to the last tap."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     def pads(self, spatial: Sequence[int]) -> list[tuple[int, int]]:
-        """Padding that lets every window read inside (negative: elements that no window reads are left out)."""
+        """Padding with which every window reads inside. A negative number drops elements that no window reads."""
         pairs = []
         for k, size in enumerate(spatial):
             reach = (self.output[k] - 1) * self.strides[k] + self.extent[k]
@@ -46,12 +46,12 @@ class Windows:
 
     @property
     def trivial(self) -> bool:
-        """Whether there is one tap and no padding: windows are the (strided) elements themselves."""
+        """Whether there is one tap and no padding. Windows are then the (strided) elements themselves."""
         return all(k == 1 for k in self.kernel) and not any(self.head) and not any(self.tail)
 
 
 def spread(attrs: Attrs, key: str, rank: int, least: int = 1) -> tuple[int, ...]:
-    """An attribute with one number per spatial axis; ``least`` each where it is absent."""
+    """An attribute with one number per spatial axis. ``least`` is its minimum, and its value where it is absent."""
     found = attrs.get(key)
     if not found:
         return (least,) * rank
@@ -63,7 +63,7 @@ def spread(attrs: Attrs, key: str, rank: int, least: int = 1) -> tuple[int, ...]
 
 
 def all_pads(attrs: Attrs, rank: int) -> tuple[int, ...]:
-    """All heads, then all tails."""
+    """The padding: heads of all axes, then tails of all axes."""
     found = attrs.get("pads")
     if not found:
         return (0,) * (2 * rank)
@@ -75,7 +75,8 @@ def all_pads(attrs: Attrs, rank: int) -> tuple[int, ...]:
 
 
 def windows(spatial: Sequence[int], kernel: Sequence[int], attrs: Attrs) -> Windows:
-    """The windows of attributes ``strides``, ``dilations``, ``pads``, ``auto_pad`` and ``ceil_mode`` over an input."""
+    """The windows over an input, from the attributes ``strides``, ``dilations``, ``pads``, ``auto_pad`` and
+    ``ceil_mode``."""
     rank = len(spatial)
     if len(kernel) != rank:
         raise ValueError(f"kernel {list(kernel)} does not fit {rank} spatial axes")
@@ -108,13 +109,13 @@ def windows(spatial: Sequence[int], kernel: Sequence[int], attrs: Attrs) -> Wind
 
 
 def output_dims(spatial: Sequence[Dim], kernel: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
-    """Output size per spatial axis; None where it is open."""
+    """The output size per spatial axis; None where it is open."""
     rank = len(spatial)
     result: list[Dim] = []
     for k in range(rank):
         size, taps = spatial[k], kernel[k]
         if not isinstance(size, WHOLE) or not isinstance(taps, WHOLE):
-            # Checked with a size that fits, so that a bad attribute is found now; the result stays open.
+            # Checked with a size that fits, so that a bad attribute raises now. The result stays open.
             result.append(_open_dim(size, taps, attrs, rank, k))
             continue
         result.append(windows([size], [taps], one_axis(attrs, rank, k)).output[0])
@@ -132,7 +133,7 @@ def _open_dim(size: Dim, taps: Dim, attrs: Attrs, rank: int, k: int) -> Dim:
 
 
 def one_axis(attrs: Attrs, rank: int, k: int) -> dict[str, Any]:
-    """The attributes for one spatial axis alone."""
+    """The attributes for a single spatial axis."""
     pads = all_pads(attrs, rank)
     return {
         "strides": (spread(attrs, "strides", rank)[k],),

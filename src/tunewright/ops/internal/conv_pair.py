@@ -1,9 +1,8 @@
-"""A convolution and the depthwise convolution behind it as one operation, which only the IR has.
+"""An operator of the IR: a convolution followed by a depthwise convolution.
 
-Inputs: the data, weights and bias of the first convolution, weights and bias of the depthwise one (biases may be
-absent), then operands of what is computed in between, element by element. Attributes: those of the depthwise
-convolution, those of the first one with ``first_`` in front, and ``middle``: the steps in between, as `text` writes
-them.
+Inputs: the data, weights and bias of the first convolution, then weights and bias of the depthwise one. Biases may be
+absent. The operands of the element-wise steps in between follow. Attributes: those of the depthwise convolution, those
+of the first one with the prefix ``first_``, and ``middle``, the steps in between as `text` writes them.
 """
 
 from __future__ import annotations
@@ -23,19 +22,20 @@ from ..samples.base import Rng, normal
 from ..shapes import optional
 
 PAIR = "tunewright::ConvPair"
-#: inputs in front of the operands of the middle
+#: number of inputs in front of the operands of the middle steps
 MAIN = 5
 _FIRST = "first_"
 
 
 def text(steps: Sequence[Fused]) -> str:
-    """Steps for the attribute. An argument i >= 0 is input i of the pair, ~i result i, ~0 the first convolution's."""
+    """Encode steps for the attribute. Argument i >= 0 is input i of the pair, ~i is result i, ~0 the first
+    convolution's."""
     data = [[s.op, s.args, dict(s.attrs)] for s in steps]
     return json.dumps(data, separators=(",", ":"), sort_keys=True)
 
 
 def middle(attrs: Attrs) -> tuple[Fused, ...]:
-    """From the attribute; ValueError when it does not say so."""
+    """Decode the steps from the attribute. ValueError when the attribute is malformed."""
     try:
         return tuple(Fused(str(op), tuple(map(int, args)), more) for op, args, more in json.loads(attrs["middle"]))
     except (TypeError, KeyError) as error:
@@ -43,12 +43,12 @@ def middle(attrs: Attrs) -> tuple[Fused, ...]:
 
 
 def joined(first: Attrs, second: Attrs, steps: Sequence[Fused]) -> dict[str, Any]:
-    """The attributes of a pair."""
+    """The attributes of a pair, from those of its two convolutions and the steps between them."""
     return {**second, **{_FIRST + k: v for k, v in first.items()}, "middle": text(steps)}
 
 
 def apart(attrs: Attrs) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The attributes of the two convolutions."""
+    """The attributes of the first and of the depthwise convolution."""
     first = {k.removeprefix(_FIRST): v for k, v in attrs.items() if k.startswith(_FIRST)}
     return first, {k: v for k, v in attrs.items() if k != "middle" and not k.startswith(_FIRST)}
 
@@ -72,7 +72,7 @@ def _reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 
 
 def between(operands: Operands, attrs: Attrs) -> Type | None:
-    """The type of what the first convolution makes, and the middle leaves as it is."""
+    """The type of the first convolution's result. The middle steps do not change it."""
     return _conv().infer([*operands[:2], optional(operands, 2)], apart(attrs)[0], 1)[0]
 
 

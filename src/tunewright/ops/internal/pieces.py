@@ -1,7 +1,7 @@
-"""Boxes of a tensor, each computed element by element from what is read with strides: an operation of the IR alone.
+"""An operator of the IR that composes a tensor of boxes. Each box is computed element by element from strided reads.
 
-It stands for whatever moves elements, joins tensors and computes element by element in between. Its attributes are
-``dims`` and ``dtype`` (ONNX's number) of the result, and ``parts``: the boxes, which cover it, as `text` writes them.
+It replaces nodes that move elements or join tensors, and the element-wise nodes between them. Its attributes are
+``dims`` and ``dtype`` (ONNX's number) of the result, and ``parts``, the boxes that cover it, encoded by `text`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..samples.base import Rng, normal
 from ..shapes import tensor
 
 PIECES = "tunewright::Pieces"
-#: an axis: factors of (size, stride), the last one runs fastest; none: a single element
+#: an axis as factors of (size, stride), the fastest one last; no factor stands for a single element
 Axis: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Read:
-    """An element of an input (counted in its plain order) for each of a box: the first one, and strides along axes."""
+    """Elements of one input, one per element of a box: the first element in plain order, and strides along axes."""
 
     source: int
     start: int
@@ -37,7 +37,7 @@ class Read:
 
 @dataclass(frozen=True)
 class PieceStep:
-    """An operation. Argument i is read number i, argument ~i the result of step i."""
+    """An element-wise operation. Argument i is read number i, argument ~i the result of step i."""
 
     op: str
     args: tuple[int, ...]
@@ -47,7 +47,7 @@ class PieceStep:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of the result: where it begins, its size, and the program of its elements; without steps it is read 0."""
+    """A box of the result: its position, its size and its program. A program without steps is read 0."""
 
     at: tuple[int, ...]
     dims: tuple[int, ...]
@@ -60,7 +60,7 @@ class Piece:
 
 
 def text(parts: Sequence[Piece]) -> str:
-    """For the attribute."""
+    """Encode parts for the attribute."""
     data = [
         [p.at, p.dims, [[r.source, r.start, r.axes] for r in p.reads],
          [[s.op, s.args, s.dtype.onnx_code, dict(s.attrs)] for s in p.steps]]
@@ -74,7 +74,7 @@ def _axes(data: Any) -> tuple[Axis, ...]:
 
 
 def parts(attrs: Attrs) -> list[Piece]:
-    """From the attribute; ValueError when it does not say so."""
+    """Decode the parts from the attribute. ValueError when the attribute is malformed."""
     try:
         return [
             Piece(

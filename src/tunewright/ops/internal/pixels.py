@@ -1,7 +1,7 @@
-"""Planes of a picture as pixels: channels last, in another float type, zeros around and behind them. Passes make it.
+"""An operator that passes make: planes of a picture as pixels, with channels last, another float type and zero padding.
 
-Three channels of half floats lie at every multiple of six bytes, which no wide load takes; a fourth one, of zeros, puts
-every pixel at a multiple of eight. With the padding there too, nobody who reads has to ask where the picture ends.
+A pixel of three half floats starts at a multiple of six bytes, where wide loads are impossible. A fourth channel of
+zeros puts every pixel at a multiple of eight. With the padding written too, readers need not check for the border.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIXELS = "tunewright::Pixels"
 
 
 def _pads(attrs: Attrs) -> list[tuple[int, int]]:
-    """In front of and behind each of two spatial axes."""
+    """The padding in front of and behind each of two spatial axes."""
     top, left, bottom, right = (int(n) for n in attrs["pads"])
     return [(top, bottom), (left, right)]
 

@@ -1,7 +1,7 @@
-"""Operations that only the IR has: moving a tensor from one layout into another.
+"""The Reorder operator of the IR: it moves a tensor from one layout into another.
 
-References always see plain arrays, so the reference of a Reorder changes nothing: who runs references takes physical
-arrays out of their layout with `to_plain` and puts results into theirs with `from_plain`. Those two define the layouts.
+References only see plain arrays, so the reference of a Reorder changes nothing. A caller of references converts
+physical arrays with `to_plain` and results with `from_plain`. Those two functions define the layouts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REORDER = "tunewright::Reorder"
 
 
 def to_plain(array: Any, type: Type | None) -> Any:
-    """The logical (NC...) array that a physical one holds."""
+    """The logical (NC...) array of a physical one."""
     if not isinstance(type, TensorType) or type.layout == PLAIN or array is None:
         return array
     if type.layout.name == "nhwc":
@@ -33,26 +33,26 @@ def to_plain(array: Any, type: Type | None) -> Any:
 
 
 def from_plain(array: Any, type: Type | None) -> Any:
-    """A logical array as the type's layout holds it; a last block is filled up with zeros."""
+    """The physical array of a logical one, in the layout of ``type``. A last block is padded with zeros."""
     if not isinstance(type, TensorType) or type.layout == PLAIN:
         return array
     if type.layout.name == "nhwc":
         return np.ascontiguousarray(np.moveaxis(array, 1, -1))
     block = type.layout.block
     padding = [(0, 0), (0, -array.shape[1] % block), *[(0, 0)] * (array.ndim - 2)]
-    blocks = -(-array.shape[1] // block)  # named, not -1: a tensor may be empty
+    blocks = -(-array.shape[1] // block)  # computed, because reshape cannot infer -1 for an empty tensor
     split = np.pad(array, padding).reshape(array.shape[0], blocks, block, *array.shape[2:])
     return np.ascontiguousarray(np.moveaxis(split, 2, -1))
 
 
 def moves_nothing(x: TensorType, y: TensorType) -> bool:
-    """A Reorder of static types finds its result in the bytes of its input, from the first one on: a single pixel, or
-    a single channel without blocks."""
+    """Whether a Reorder of static types keeps the bytes, so that the result starts at the first byte of the input. This
+    holds for a single pixel, and for a single channel without blocks."""
     if x.dims[1:2] == (1,) and not x.layout.block and not y.layout.block:
         return True
     if math.prod(x.dims[2:]) != 1:
         return False
-    # where channels are filled up to a block, other batches follow behind the filling, and a plain input lacks it
+    # Padding of channels to a block separates the batches, and a plain input has no padding.
     return x.nbytes == y.nbytes or (y.layout == PLAIN and x.dims[0] == 1)
 
 

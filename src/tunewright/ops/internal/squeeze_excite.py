@@ -1,8 +1,8 @@
-"""Squeeze and excite as one operation, which only the IR has: channels times factors that depend on their averages.
+"""Squeeze and excite as one operator of the IR: channels times factors that depend on the channels' averages.
 
 Inputs: the data (N, C, ...), weights (H, C, 1, ...) and bias (H) of a pointwise convolution, weights (C, H, 1, ...) and
-bias (C) of another; biases may be absent. The result is ``data * outer(second(inner(first(average of data))))``.
-Attributes: ``inner`` and ``outer``, names of activations, and ``inner_alpha``, ``outer_beta``, ... for theirs.
+bias (C) of another. Biases may be absent. The result is ``data * outer(second(inner(first(average of data))))``.
+Attributes: ``inner`` and ``outer`` name the activations; ``inner_alpha``, ``outer_beta``, ... are their parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIDES = ("inner", "outer")
 
 
 def activation(attrs: Attrs, side: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the operation of one of `SIDES`, and its attributes."""
+    """The operator of one of `SIDES`, and its attributes."""
     return str(attrs[side]), {k.removeprefix(f"{side}_"): v for k, v in attrs.items() if k.startswith(f"{side}_")}
 
 

@@ -1,12 +1,12 @@
-"""An attention that only the IR has: queries, keys and values are read where they lie inside of larger tensors.
+"""An attention of the IR that reads queries, keys and values with strides from larger tensors.
 
-One product with joined weights leaves them side by side, exporters turn and split its result: kernels that know
-strides need none of that. Attributes beside those of the main operation (``main``: its name):
+One product with joined weights leaves queries, keys and values side by side, and exporters add transposes and splits.
+Kernels that take strides need none of these. ``main`` names the main operation. The other attributes, beside those of
+the main operation, are:
 
 - ``sizes``: batch, heads, heads of keys and values, queries, keys, elements of a query, elements of a value;
-- ``sources``: the inputs that hold queries, keys and values; behind them come the main operation's inputs behind its
-  third;
-- ``q``, ``k``, ``v``: the first element in the source, then the strides of batch, head and row; the last one is 1;
+- ``sources``: the inputs that hold queries, keys and values. Inputs of the main operation after its third follow them;
+- ``q``, ``k``, ``v``: the first element in the source, then the strides of batch, head and row; the last stride is 1;
 - ``order``: how batch (0), heads (1), queries (2) and the elements of a value (3) lie in the result, of rank 4.
 """
 
@@ -29,23 +29,23 @@ STRIDED = "tunewright::StridedAttention"
 MULTI_HEAD = "com.microsoft::MultiHeadAttention"
 #: attributes that the main operation does not have
 OWN = ("main", "sizes", "sources", "q", "k", "v", "order")
-#: of queries, keys or values: [batch, heads, rows, elements], the first element, the strides
+#: queries, keys or values: [batch, heads, rows, elements], the first element, the strides
 Place: TypeAlias = tuple[tuple[int, int, int, int], int, tuple[int, int, int, int]]
 T = TypeVar("T")
 
 
 def count(attrs: Attrs) -> int:
-    """How many inputs hold queries, keys and values."""
+    """The number of inputs that hold queries, keys and values."""
     return max(int(i) for i in attrs["sources"]) + 1
 
 
 def main_attrs(attrs: Attrs) -> Mapping[str, Any]:
-    """Those of the main operation."""
+    """The attributes of the main operation."""
     return {k: v for k, v in attrs.items() if k not in OWN}
 
 
 def places(attrs: Attrs) -> tuple[Place, Place, Place]:
-    """Where queries, keys and values lie in their sources."""
+    """Positions of queries, keys and values in their sources."""
     batch, heads, groups, queries, keys, size, width = (whole(n) for n in attrs["sizes"])
     shapes = ((batch, heads, queries, size), (batch, groups, keys, size), (batch, groups, keys, width))
     found = []
@@ -59,13 +59,13 @@ def places(attrs: Attrs) -> tuple[Place, Place, Place]:
 
 
 def end(place: Place) -> int:
-    """The place behind the last element that is read."""
+    """The position behind the last element that is read."""
     shape, start, strides = place
     return start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if math.prod(shape) else 0
 
 
 def separate(given: Sequence[T | None], attrs: Attrs, part: Callable[[T, Place], T]) -> list[T | None]:
-    """What the main operation is given; ``part`` reads queries, keys or values out of their source."""
+    """The inputs of the main operation. ``part`` extracts queries, keys or values from their source."""
     found: list[T | None] = []
     for source, place in zip(attrs["sources"], places(attrs), strict=True):
         whole = given[int(source)]
@@ -76,7 +76,7 @@ def separate(given: Sequence[T | None], attrs: Attrs, part: Callable[[T, Place],
 
 
 def part_type(main: str) -> Callable[[TensorType, Place], TensorType]:
-    """The type of a part as the main operation takes it, of a source that holds all of it."""
+    """Make a function that gives the type of a part, as the main operation takes it, from the type of its source."""
 
     def part(type: TensorType, place: Place) -> TensorType:
         shape = place[0]
@@ -89,7 +89,7 @@ def part_type(main: str) -> Callable[[TensorType, Place], TensorType]:
 
 
 def result_shape(attrs: Attrs) -> tuple[int, ...]:
-    """The shape of the result: rank 4, in the order of ``order``."""
+    """The shape of the result: rank 4, its axes as in ``order``."""
     batch, heads, _, queries, _, _, width = (whole(n) for n in attrs["sizes"])
     return tuple((batch, heads, queries, width)[int(axis)] for axis in attrs["order"])
 
@@ -145,7 +145,7 @@ def _samples(rng: Rng) -> Sequence[Sample]:
     apart = {"q": (0, 36, 3, 12), "k": (6, 84, 3, 12), "v": (0, 84, 3, 12)}
     # rows outside of the batch; heads that all read the same keys
     turned = {"sizes": (2, 2, 2, 5, 5, 4, 4), "q": (1, 24, 4, 48), "k": (8, 24, 4, 48), "v": (16, 24, 0, 48)}
-    # caches with room for nine rows, of which six are there
+    # caches with room for nine rows, six of them filled
     grown = {"sizes": (2, 4, 2, 1, 6, 4, 4), "sources": (0, 1, 2)}
     rooms = {"q": (0, 16, 4, 16), "k": (0, 72, 36, 4), "v": (0, 72, 36, 4)}
     return (

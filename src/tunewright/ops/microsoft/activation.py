@@ -17,7 +17,7 @@ from .common import MS, fast_gelu, gelu, part
 
 
 def _pointwise(name: str, function: Callable[..., Any]) -> OpSpec:
-    """An elementwise op from a function of (inputs in at least float32, attrs)."""
+    """Make an element-wise operator from a function of (inputs in at least float32, attrs)."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
         y = function([None if x is None else wide(x) for x in inputs], attrs)
@@ -39,7 +39,7 @@ def _quick_gelu(inputs: Sequence[Any], attrs: Attrs) -> Array:
 
 
 def _scaled_silu(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Every step is rounded to the type of x."""
+    """Scaled SiLU. Every step is rounded to the type of x."""
     x, scale = inputs[0], optional(inputs, 1)
     factor = attrs.get("alpha", 1.0) if scale is None else float(scale.reshape(-1)[0])
     z = np.asarray(wide(x) * np.float32(factor)).astype(x.dtype)
@@ -48,7 +48,7 @@ def _scaled_silu(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 
 
 def _gated_add(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The product is rounded to the type before it is added."""
+    """Gated addition. The product is rounded to the result's type before the addition."""
     x, y, gate = inputs
     product = np.asarray(wide(y) * wide(gate)).astype(x.dtype)
     return [np.asarray(wide(x) + wide(product)).astype(x.dtype)]
@@ -65,7 +65,7 @@ def _infer_bias_split_gelu(operands: Operands, attrs: Attrs, n: int) -> Sequence
 
 
 def _bias_softmax(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Over all dimensions from ``axis`` on together."""
+    """Add the bias and take a softmax over all dimensions from ``axis`` on together."""
     x = np.asarray(wide(inputs[0]) + wide(inputs[1]))
     rows = int(np.prod(x.shape[: axis_of(attrs.get("axis", 1), x.ndim)]))
     return [softmax(x.reshape(rows, -1)).reshape(x.shape).astype(inputs[0].dtype, copy=False)]

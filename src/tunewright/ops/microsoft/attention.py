@@ -1,4 +1,4 @@
-"""Attention of com.microsoft: Attention, QAttention, MultiHeadAttention, their packed and decoder forms.
+"""Attention operators of com.microsoft: Attention, QAttention, MultiHeadAttention, their packed and decoder forms.
 
 Letters: B batch, S queries, L new keys, P past keys, T = P + L keys, N heads, H head size, D = N * H, W beams.
 """
@@ -33,7 +33,7 @@ def merge(x: Array) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, attrs: Attrs, *masks: Array | None) -> tuple[Array, Array]:
-    """softmax(scale * q k' + masks) v as (B, S, N * H), and the sums in front of the softmax."""
+    """softmax(scale * q k' + masks) v as (B, S, N * H), and the scores that enter the softmax."""
     scale = attrs.get("scale", 0.0) or 1.0 / np.sqrt(q.shape[-1])
     scores = np.matmul(q, k.swapaxes(-1, -2)) * q.dtype.type(scale)
     for mask in masks:
@@ -43,8 +43,10 @@ def attend(q: Array, k: Array, v: Array, attrs: Attrs, *masks: Array | None) -> 
 
 
 def mask_of(index: Array | None, batch: int, length: int, past: int, total: int, attrs: Attrs) -> Array | None:
-    """What is added to the scores, (B, 1, S or 1, T), from a mask in any of the forms that ONNX Runtime knows:
-    ends per sequence (B) or (3B + 2), ends and starts (2B), or ones and zeros (B, T), (B, S, T)."""
+    """What is added to the scores, (B, 1, S or 1, T), from a mask in any form that ONNX Runtime accepts.
+
+    The forms are ends per sequence (B) or (3B + 2), ends and starts (2B), or ones and zeros (B, T), (B, S, T).
+    """
     low = np.float32(attrs.get("mask_filter_value", -10000.0))
     mask = None
     if index is not None:
@@ -76,7 +78,7 @@ def _refuse(attrs: Attrs, *keys: str) -> None:
 
 
 def _sizes(width: int, attrs: Attrs) -> tuple[int, int, int]:
-    """Widths of Q, K and V in the projection."""
+    """The widths of Q, K and V in the projection."""
     given_sizes = tuple(attrs.get("qkv_hidden_sizes", ()))
     if given_sizes and (len(given_sizes) != 3 or sum(given_sizes) != width):
         raise ValueError(f"qkv_hidden_sizes {list(given_sizes)} do not add up to {width}")
@@ -86,7 +88,7 @@ def _sizes(width: int, attrs: Attrs) -> tuple[int, int, int]:
 def _self_attention(
     qkv: Array, attrs: Attrs, index: Array | None, past: Array | None, bias: Array | None
 ) -> tuple[Array, Array]:
-    """Output and present state (2, B, N, T, H) from the projection (B, S, D + D + Dv)."""
+    """The output and the present state (2, B, N, T, H) from the projection (B, S, D + D + Dv)."""
     n = attrs["num_heads"]
     sizes = _sizes(qkv.shape[-1], attrs)
     q, k, v = (heads(x, n) for x in np.split(qkv, [sizes[0], sizes[0] + sizes[1]], axis=-1))
@@ -122,7 +124,7 @@ def _infer_projected(past_at: int, bias_at: int) -> Infer:
 
 
 def _q_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The projection in integers, the rest in float32."""
+    """QAttention: the projection runs in integers, the rest in float32."""
     x, w, bias, x_scale, w_scale = inputs[:5]
     x_zero, w_zero = optional(inputs, 6), optional(inputs, 7)
     a = x.astype(np.int32) - (0 if x_zero is None else x_zero.astype(np.int32).reshape(()))
@@ -133,20 +135,20 @@ def _q_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 
 
 def _packed_rows(offsets: Array, count: Array) -> tuple[Array, Array]:
-    """Places of the real tokens in (B * S), and which of them are real, (B, S)."""
+    """Positions of the real tokens in (B * S), and which positions of (B, S) are real."""
     real = np.arange(offsets.shape[1]) < np.diff(count)[:, None]
     return offsets.reshape(-1)[: int(count[-1])], real
 
 
 def _unpack(x: Array, offsets: Array, rows: Array) -> Array:
-    """(tokens, D) -> (B, S, D), zero where there was padding."""
+    """(tokens, D) -> (B, S, D), with zeros at the padding."""
     full = np.zeros((offsets.size, x.shape[-1]), x.dtype)
     full[rows] = x
     return full.reshape(*offsets.shape, x.shape[-1])
 
 
 def _packed(q: Array, k: Array, v: Array, offsets: Array, count: Array, bias: Array | None, attrs: Attrs) -> Array:
-    """Attention of sequences without their padding: q, k, v are (tokens, D)."""
+    """Attention over sequences stored without padding: q, k, v are (tokens, D)."""
     rows, real = _packed_rows(offsets, count)
     n = attrs["num_heads"]
     mask = np.where(real, np.float32(0), np.finfo(np.float32).min)[:, None, None]
@@ -195,10 +197,10 @@ def _infer_packed_multi_head(operands: Operands, attrs: Attrs, n: int) -> Sequen
 def _split_heads(
     query: Array, key: Array | None, value: Array | None, bias: Array | None, n: int
 ) -> tuple[Array, Array, Array]:
-    """Q, K, V as (B, N, S, H) from any of the packings, with their biases."""
+    """Q, K and V as (B, N, S, H) from any of the packings, with the biases added."""
     if query.ndim == 5:  # (B, S, N, 3, H)
         q, k, v = (wide(query[:, :, :, j]).reshape(*query.shape[:2], -1) for j in range(3))
-    elif key is None:  # (B, 1, 3 * N * H), of the decoder form
+    elif key is None:  # (B, 1, 3 * N * H), in the decoder form
         q, k, v = np.split(wide(query), 3, axis=-1)
     elif key.ndim == 5:  # (B, L, N, 2, H)
         q, (k, v) = wide(query), (wide(key[:, :, :, j]).reshape(*key.shape[:2], -1) for j in range(2))
@@ -208,13 +210,13 @@ def _split_heads(
     if bias is not None:
         width = q.shape[-1]
         q = q + wide(bias)[:width]
-        if k.ndim == 3:  # keys and values in cache form carry theirs already
+        if k.ndim == 3:  # keys and values in cache form already include the bias
             k, v = k + wide(bias)[width : 2 * width], v + wide(bias)[2 * width :]
     return heads(q, n), k if k.ndim == 4 else heads(k, n), v if v.ndim == 4 else heads(v, n)
 
 
 def _append(past: Array | None, new: Array, length: Array | None) -> tuple[Array, Array]:
-    """(keys to attend to, the cache after it). A cache with room is filled from ``length`` on, any other one grows."""
+    """(keys to attend to, new cache). With ``length``, the cache is filled from there on. Otherwise it grows."""
     if past is None:
         return new, new
     if length is None:
@@ -230,7 +232,7 @@ def _append(past: Array | None, new: Array, length: Array | None) -> tuple[Array
 
 
 def _follow_beams(keys: Array, beams: Array) -> Array:
-    """Keys (B * W, N, T, H) of each beam's own history: entry t comes from beam ``beams[b, w, t]`` of its batch."""
+    """Keys (B * W, N, T, H) of each beam's own history: entry t is that of beam ``beams[b, w, t]`` in the batch."""
     batch, width, _ = beams.shape
     count, past = keys.shape[2], keys.shape[2] - 1
     source = np.arange(batch * width)[:, None].repeat(count, 1)
@@ -315,7 +317,7 @@ def _infer_multi_head(past_at: int, length_at: int, share_key: str | None) -> In
 
 
 def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
-    """Projection (where the second input is a matrix) and both products, for keys as long as the queries."""
+    """Flops of the projection (where the second input is a matrix) and both products, for as many keys as queries."""
     x, w = inputs[0], inputs[1] if len(inputs) > 1 else None
     assert x is not None
     length = x.dims[1] if len(x.dims) > 2 else x.dims[0]

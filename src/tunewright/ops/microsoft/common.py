@@ -1,7 +1,7 @@
-"""What the com.microsoft families share: other ops by name, wider arithmetic, activations, quantisation.
+"""Helpers of the com.microsoft families: standard operators by name, wider arithmetic, activations, quantisation.
 
-ONNX Runtime is the oracle of these operators. Where one is a standard operator with something around it, the standard
-definition does the work, found when it is called.
+ONNX Runtime is the oracle of these operators. Many of them extend a standard operator. Those call the standard
+definition, which they look up at each call.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def without(attrs: Attrs, *keys: str) -> dict[str, Any]:
 
 
 def gelu(x: Array) -> Array:
-    """The exact form."""
+    """GELU, exact form."""
     return np.asarray(0.5 * x * (1 + erf(np.asarray(x * x.dtype.type(np.sqrt(0.5))))), x.dtype)
 
 
 def fast_gelu(x: Array) -> Array:
-    """The tanh form."""
+    """GELU, tanh approximation."""
     return np.asarray(0.5 * x * (1 + np.tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x))), x.dtype)
 
 
-#: activations whose parameters ONNX Runtime keeps in a list -> names of the operator's attributes
+#: activations whose parameters ONNX Runtime keeps in a list -> the operator's attribute names
 PARAMETERS = {
     "LeakyRelu": ("alpha",),
     "HardSigmoid": ("alpha", "beta"),
@@ -66,7 +66,7 @@ PARAMETERS = {
 
 
 def activate(name: str, x: Array, params: Sequence[float] = (), attrs: Attrs | None = None) -> Array:
-    """An activation by its operator's name, with parameters in order or by name; no name: the identity."""
+    """Apply an activation by its operator name, with parameters in order or by name. No name is the identity."""
     if not name:
         return x
     if name == "Relu":
@@ -85,12 +85,12 @@ def activate(name: str, x: Array, params: Sequence[float] = (), attrs: Attrs | N
 
 
 def heavy(name: str, reference: Reference, infer: Infer, flops: Flops) -> OpSpec:
-    """An operator that is worth a kernel of its own."""
+    """The spec of an operator that is worth a kernel of its own."""
     return OpSpec(MS + name, reference, infer, flops=flops, heavy=True)
 
 
 def product_flops(k_input: int, k_axis: int) -> Flops:
-    """Two flops per output element and step of the sum, whose length is a dimension of one input."""
+    """Count two flops per output element and step of the sum. A dimension of one input gives the sum's length."""
 
     def flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
         t = inputs[k_input]
@@ -115,14 +115,14 @@ def quantize(x: Array, scale: Array, zero: Array | None, dtype: Any = None, axis
 
 
 def saturate(x: Array, zero: Array | None, dtype: Any) -> Array:
-    """x + zero as ``dtype``; NaN becomes the lowest value."""
+    """x + zero as ``dtype``. NaN becomes the lowest value."""
     low, high = limits(np.dtype(dtype))
     shift = np.float32(0) if zero is None else zero.astype(np.float32)
     return np.asarray(np.clip(np.nan_to_num(x, nan=low) + shift, low, high)).astype(dtype)
 
 
 def along(p: Array, rank: int, axis: int | None) -> Array:
-    """A parameter in a shape that broadcasts: one number, or one per entry of ``axis``."""
+    """Reshape a parameter so that it broadcasts: one number, or one per entry of ``axis``."""
     if p.size == 1:
         return p.reshape(())
     if axis is None:
@@ -133,7 +133,7 @@ def along(p: Array, rank: int, axis: int | None) -> Array:
 
 
 def dynamic_quantize(x: Array) -> tuple[Array, np.float32, np.uint8]:
-    """x as uint8 over its own range, with scale and zero point: DynamicQuantizeLinear."""
+    """x as uint8 over its own range, with scale and zero point, as DynamicQuantizeLinear computes it."""
     low = np.float32(min(0.0, x.min(initial=0.0)))
     high = np.float32(max(0.0, x.max(initial=0.0)))
     scale = np.float32((high - low) / np.float32(255)) if high != low else np.float32(1)
@@ -142,27 +142,28 @@ def dynamic_quantize(x: Array) -> tuple[Array, np.float32, np.uint8]:
 
 
 def permuted(t: TensorType, order: Callable[[int], Sequence[int]]) -> TensorType:
-    """The type of a transposed tensor; ``order`` gives the permutation for a rank."""
+    """The type of a transposed tensor. ``order`` returns the permutation for a rank."""
     return t if t.shape is None else t.with_shape(tuple(t.shape[i] for i in order(len(t.shape))))
 
 
 def to_first(rank: int) -> list[int]:
-    """Channels last -> channels first."""
+    """The permutation from channels last to channels first."""
     return [0, rank - 1, *range(1, rank - 1)]
 
 
 def to_last(rank: int) -> list[int]:
-    """Channels first -> channels last."""
+    """The permutation from channels first to channels last."""
     return [0, *range(2, rank), 1]
 
 
 def retyped(operands: Operands, i: int, t: Type) -> list[Operand | None]:
-    """The operands with another type for input i, whose value is then not known."""
+    """The operands with another type for input i. The value of that input is then unknown."""
     return [Operand(t) if k == i else o for k, o in enumerate(operands)]
 
 
 def dims(operands: Operands, i: int, rank: int | None = None) -> Shape:
-    """The shape of input i, all unknown when its rank is; a wrong rank is the model's mistake."""
+    """The shape of input i, with all dimensions unknown when the rank is unknown. A wrong rank is an error of the
+    model."""
     t = tensor(operands, i)
     return need_rank(t, rank, f"input {i}") if rank is not None else t.shape or ()
 
@@ -176,7 +177,7 @@ def plus(a: Dim, b: Dim) -> Dim:
 
 
 def part(a: Dim, b: Dim, what: str) -> Dim:
-    """a / b, which must be a whole number."""
+    """a / b. ValueError unless it is a whole number."""
     if not (isinstance(a, WHOLE) and isinstance(b, WHOLE)):
         return None
     if b <= 0 or a % b:

@@ -1,4 +1,4 @@
-"""Convolutions and matrix products with something fused, as ONNX Runtime's optimizer writes them."""
+"""Convolutions and matrix products with fused operators, as the optimizer of ONNX Runtime writes them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _conv_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorTyp
 
 
 def _transpose(x: Array, last_two: int, batch: int) -> Array:
-    """``batch`` first moves the leading dimension of the batch next to the matrix."""
+    """Transpose the matrix if ``last_two``. ``batch`` first moves the leading batch dimension next to the matrix."""
     if batch and x.ndim > 2:
         x = np.moveaxis(x, 0, -2)
     return x.swapaxes(-1, -2) if last_two and x.ndim > 1 else x

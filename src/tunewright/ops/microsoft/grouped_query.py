@@ -1,4 +1,4 @@
-"""GroupQueryAttention: several query heads share a key head, over a cache that may have room to grow."""
+"""GroupQueryAttention: several query heads share a key head, over a cache that may have spare room."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .position import rotate, spread
 
 
 def _visible(total: int, past: int, length: int, attrs: Attrs) -> Array:
-    """(S, T): which keys a query may see. Queries are past, past + 1, ...; those behind the end are padding."""
+    """(S, T): the keys that a query may see. Queries are past, past + 1, ...; queries behind the end are padding."""
     last = np.minimum(past + np.arange(length) + 1, total) if attrs.get("causal", 1) else np.full(length, total)
     window = attrs.get("local_window_size", -1)
     first = np.maximum(last - window, 0) if window >= 0 else np.zeros(length, np.int64)
@@ -30,7 +30,7 @@ def _visible(total: int, past: int, length: int, attrs: Attrs) -> Array:
 
 
 def _probabilities(scores: Array, seen: Array, sink: Array | None, smooth: bool) -> Array:
-    """Softmax over the visible keys; a sink is one more entry of the row, which gets no value."""
+    """Softmax over the visible keys. A sink is an extra entry of the row, which has no value vector."""
     scores = np.where(seen, scores, -np.inf)
     if sink is None and not smooth:
         return softmax(scores)
@@ -94,7 +94,7 @@ def _group_query_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Seque
 
 
 def _fill(past: Array | None, new: Array, begins: Array, lengths: Array, room: int) -> Array:
-    """The cache after new rows were put behind the past ones; what is not reached stays zero."""
+    """The cache with the new rows written behind the past rows. Unused rows stay zero."""
     cache = np.zeros((*new.shape[:2], room, new.shape[3]), new.dtype)
     for b, begin in enumerate(begins):
         kept = int(lengths[b]) if new.shape[2] == 0 else int(begin)

@@ -1,4 +1,5 @@
-"""DynamicQuantizeLSTM: 8-bit weights; inputs (once) and hidden state (each step) are quantised over their own range."""
+"""DynamicQuantizeLSTM with 8-bit weights. Inputs are quantised once and hidden states at each step, over their own
+range."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from ..numeric import integer_matmul, sigmoid
 from ..shapes import optional, tensor
 from .common import MS, activate, dims, dynamic_quantize
 
-#: defaults of (alpha, beta) for activations that have them
+#: defaults of (alpha, beta) for the activations that use them
 DEFAULTS = {
     "LeakyRelu": (0.01,),
     "HardSigmoid": (0.2, 0.5),
@@ -28,7 +29,7 @@ DEFAULTS = {
 
 
 def _activations(attrs: Attrs, directions: int) -> list[list[Callable[[Array], Array]]]:
-    """(f, g, h) for each direction. Alphas and betas are given only for those that take them, in order."""
+    """(f, g, h) for each direction. Alphas and betas are given in order, only for activations that take them."""
     known = {name.lower(): name for name in (*DEFAULTS, "Sigmoid", "Tanh", "Relu", "Softsign", "Softplus")}
     names = [known.get(str(n).lower(), str(n)) for n in attrs.get("activations", ())]
     names = names or ["Sigmoid", "Tanh", "Tanh"] * directions
@@ -53,14 +54,14 @@ def _activation(name: str, values: Sequence[float]) -> Callable[[Array], Array]:
 
 
 def _product(x: Array, w: Array, scale: Array, zero: Array) -> Array:
-    """x, quantised over its range, times 8-bit weights."""
+    """The product of x, quantised over its range, and 8-bit weights."""
     quantised, x_scale, x_zero = dynamic_quantize(x)
     sums = integer_matmul(quantised.astype(np.int32) - int(x_zero), w.astype(np.int32) - zero.astype(np.int32))
     return np.asarray(sums.astype(np.float32) * (x_scale * scale), np.float32)
 
 
 def _reverse(x: Array, lengths: Array) -> Array:
-    """Each sequence of (S, B, ...) from its end to its start; padding stays where it is."""
+    """Reverse each sequence of (S, B, ...) within its length. Padding stays in place."""
     y = x.copy()
     for b, count in enumerate(lengths):
         y[:count, b] = x[:count, b][::-1]
@@ -79,7 +80,7 @@ def _one_direction(
     functions: Sequence[Callable[[Array], Array]],
     attrs: Attrs,
 ) -> tuple[Array, Array, Array]:
-    """(every hidden state, the last one, the last cell)."""
+    """Run one direction: (all hidden states, the last hidden state, the last cell state)."""
     size = h.shape[-1]
     f, g, out = functions
     steps = int(lengths.max(initial=0))

@@ -1,4 +1,4 @@
-"""Everything else of com.microsoft that models carry: linear algebra, indexing, image and text helpers."""
+"""Other operators of com.microsoft that occur in models: linear algebra, indexing, image and text helpers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _infer_inverse(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
 
 
 def _like(name: str, standard: str) -> OpSpec:
-    """The same inputs and attributes as a standard operator."""
+    """The spec of an operator with the inputs and attributes of a standard one."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
         return [run(standard, inputs, attrs)]
@@ -140,7 +140,7 @@ def _is_all_finite(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]
 
 
 def _crop_lines(low: Array, high: Array, count: int, size: int) -> Array:
-    """Where the lines of each crop lie in the image, (boxes, count)."""
+    """The image coordinates of each crop's lines, (boxes, count)."""
     last = np.float32(size - 1)
     if count == 1:
         return np.asarray((0.5 * (low.astype(np.float64) + high) * (size - 1)).astype(np.float32))[:, None]

@@ -1,4 +1,4 @@
-"""Normalisations of com.microsoft: residual sums, embeddings, RMS and groups with a normalisation behind them."""
+"""Normalisations of com.microsoft: sums with a residual, embeddings, RMS and group normalisation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .common import MS, dequantize, dims
 
 
 def _normalize(x: Array, epsilon: float, axes: Any = -1, centre: bool = True) -> tuple[Array, Array, Array]:
-    """(normalised, mean, 1 / deviation); without centring the root of the mean square divides."""
+    """(normalised, mean, 1 / deviation). Without ``centre``, x is divided by the root of the mean square."""
     mean = x.mean(axes, keepdims=True) if centre else np.zeros((), x.dtype)
     shifted = x - mean
     deviation = np.sqrt((shifted * shifted).mean(axes, keepdims=True) + x.dtype.type(epsilon))
@@ -26,7 +26,7 @@ def _normalize(x: Array, epsilon: float, axes: Any = -1, centre: bool = True) ->
 
 
 def _rows(shape: Shape | None, axis: int = -1) -> Shape | None:
-    """The shape of statistics: one where a dimension was reduced."""
+    """The shape of the statistics: 1 in the reduced dimensions."""
     return None if shape is None else (*shape[:axis], *[1] * (len(shape) - axis_of(axis, len(shape))))
 
 
@@ -34,7 +34,7 @@ def _skip_layer_norm(inputs: Sequence[Any], attrs: Attrs, centre: bool) -> Seque
     x, skip, gamma = inputs[:3]
     beta = optional(inputs, 3) if centre else None
     bias = optional(inputs, 4 if centre else 3)
-    total = wide(x) + wide(skip)  # a skip of lower rank or one batch is the same for all
+    total = wide(x) + wide(skip)  # a skip of lower rank, or with one batch, is the same for all
     if bias is not None:
         total = total + wide(bias)
     y, mean, inverse = _normalize(total, attrs.get("epsilon", 1e-12), centre=centre)
@@ -80,7 +80,7 @@ def _embed(
     positions: Array | None,
     epsilon: float,
 ) -> Sequence[Any]:
-    """Sum of word, position and segment vectors, normalised; the number of ones in each row of the mask."""
+    """The normalised sum of word, position and segment vectors, and the number of ones in each row of the mask."""
     word, position, segment = tables
     assert word is not None and position is not None
     if positions is None:
@@ -105,7 +105,8 @@ def _embed_layer_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[A
 
 
 def _q_embed_layer_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Tables and parameters are held in 8 bits: inputs 2 to 6, their scales from 8 on, their zero points from 13 on."""
+    """Embedding with 8-bit tables and parameters: inputs 2 to 6, with scales from input 8 on and zero points from 13
+    on."""
     parts = [(optional(inputs, k), optional(inputs, k + 6), optional(inputs, k + 11)) for k in range(2, 7)]
     floats = [None if x is None else dequantize(x, scale, zero) for x, scale, zero in parts]
     assert floats[3] is not None and floats[4] is not None
@@ -128,7 +129,7 @@ def _infer_embed(dtype: DType | None) -> Infer:
 
 
 def _group_norm(inputs: Sequence[Any], attrs: Attrs, skip: bool) -> Sequence[Any]:
-    """Over groups of channels, channels last unless the attribute says otherwise; SiLU behind it when asked."""
+    """Normalise groups of channels. Channels are last unless the attribute says otherwise. SiLU follows on request."""
     x, gamma, beta = inputs[:3]
     last = attrs.get("channels_last", 1)
     total = wide(x) if last else wide(x).transpose(0, 2, 3, 1)
@@ -160,7 +161,7 @@ def _infer_group_norm(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type
 
 
 def _gated_rms_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Over each run of len(scale) elements, times an activated gate."""
+    """Normalise each run of len(scale) elements and multiply by an activated gate."""
     x, scale, gate = inputs
     rows, _, _ = _normalize(wide(x).reshape(-1, scale.size), attrs.get("epsilon", 1e-5), centre=False)
     z = wide(gate)
@@ -179,7 +180,7 @@ OPS = (
         lambda i, a, n: _skip_layer_norm(i, a, centre=False),
         _infer_skip_layer_norm,
     ),
-    # ONNX Runtime keeps this one in ONNX's domain; some exporters write it in Microsoft's.
+    # ONNX Runtime registers this operator in ONNX's domain; some exporters write it in Microsoft's.
     OpSpec("SimplifiedLayerNormalization", _simplified, _infer_simplified),
     OpSpec(MS + "SimplifiedLayerNormalization", _simplified, _infer_simplified),
     OpSpec(MS + "EmbedLayerNormalization", _embed_layer_norm, _infer_embed(None)),

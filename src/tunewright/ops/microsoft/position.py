@@ -1,4 +1,4 @@
-"""Positions in com.microsoft: rotary embeddings and relative position biases."""
+"""Position operators of com.microsoft: rotary embeddings and relative position biases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rotate(x: Array, positions: Array, cos: Array, sin: Array, interleaved: bool
 
 
 def spread(positions: Array, batch: int, length: int) -> Array:
-    """One number is the position of the first token; a matrix says them all."""
+    """Positions per token. One number is the position of the first token; a matrix holds all positions."""
     if positions.size == 1 and batch * length != 1:
         return np.asarray(positions.reshape(1, 1) + np.arange(length))
     return positions.reshape(-1, length)
@@ -57,7 +57,8 @@ def _infer_rotary(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 
 def _gemma_rotary(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The sine and cosine are rounded to the type of q, as the pattern that this op replaces does."""
+    """Gemma's rotary embedding. Sine and cosine are rounded to the type of q, as in the pattern that the operator
+    replaces."""
     angles, q, q_rotated, k, k_rotated = inputs
     cos, sin = (wide(g(wide(angles)).astype(q.dtype))[:, None] for g in (np.cos, np.sin))
     return [
@@ -71,7 +72,8 @@ def _infer_gemma_rotary(operands: Operands, attrs: Attrs, n: int) -> Sequence[Ty
 
 
 def _buckets(queries: int, keys: int, count: int, distance: int, both: bool) -> Array:
-    """T5's buckets: exact for near positions, logarithmic for far ones, the last one beyond ``distance``."""
+    """Relative position buckets of T5: exact for near positions, logarithmic for far ones, the last beyond
+    ``distance``."""
     relative = np.arange(keys)[None] - np.arange(queries)[:, None]
     offset: Array = np.zeros(relative.shape, np.int64)
     if both:
@@ -89,7 +91,7 @@ def _buckets(queries: int, keys: int, count: int, distance: int, both: bool) -> 
 
 
 def _relative_position_bias(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The table's shape says (buckets, heads), but its elements lie head by head."""
+    """Relative position bias. The table's shape is (buckets, heads), but its elements are stored head by head."""
     table = inputs[0]
     buckets, rows = table.shape
     queries, keys = (int(np.asarray(x).reshape(-1)[0]) for x in inputs[1:3])

@@ -17,12 +17,12 @@ from .common import MS, dequantize, infer, permuted, quantize, run, saturate, to
 
 
 def _number(x: Array | None, default: float = 0) -> Any:
-    """A parameter that is one number, as float32."""
+    """A scalar parameter as float32."""
     return np.float32(default) if x is None else np.float32(x.reshape(-1)[0])
 
 
 def _fma(x: Array, factor: Any, addend: Any) -> Array:
-    """x * factor + addend, rounded to float32 once: sums that lie between two steps then fall to the same side."""
+    """x * factor + addend, rounded to float32 once. Sums between two quantisation steps then round to the same side."""
     return np.asarray(x.astype(np.float64) * factor + addend).astype(np.float32)
 
 
@@ -49,7 +49,7 @@ def _infer_binary(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 
 def _table(name: str, function: Callable[[Array, Attrs], Array]) -> OpSpec:
-    """A function of one quantised tensor: (x, scale, zero, scale of y, zero of y)."""
+    """An operator that applies a function to one quantised tensor: (x, scale, zero, scale of y, zero of y)."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
         x = inputs[0]
@@ -64,7 +64,7 @@ def _leaky_relu(x: Array, attrs: Attrs) -> Array:
 
 
 def _requantize(parameters: Sequence[Array], y_scale: Array, y_zero: Array) -> Array:
-    """(x, scale, zero) under another scale and zero point; as it is where those are the same."""
+    """Requantise (x, scale, zero) to another scale and zero point; x itself where both are the same."""
     x, scale, zero = parameters
     same_zero = 0 if zero is None else int(zero.reshape(-1)[0])
     if x.dtype == y_zero.dtype and _number(scale) == _number(y_scale) and same_zero == int(y_zero.reshape(-1)[0]):
@@ -100,7 +100,7 @@ def _infer_where(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
 
 
 def _pooled(inputs: Sequence[Any], attrs: Attrs, pool: Callable[[Array], Array]) -> Sequence[Any]:
-    """Dequantise, pool channels first, quantise. Parameters: (x, scale, zero, scale of y, zero of y)."""
+    """Dequantise, pool with channels first, quantise. Parameters: (x, scale, zero, scale of y, zero of y)."""
     x = inputs[0]
     last = attrs.get("channels_last", 0)
     floats = dequantize(x.transpose(to_first(x.ndim)) if last else x, inputs[1], inputs[2])
@@ -114,7 +114,7 @@ def _average_pool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 
 
 def _global_average_pool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The sum in integers, scaled once."""
+    """Global average pooling: the integer sum is scaled once."""
     x, x_scale, x_zero, y_scale, y_zero = inputs
     axes = tuple(range(1, x.ndim - 1)) if attrs.get("channels_last", 0) else tuple(range(2, x.ndim))
     count = int(np.prod([x.shape[a] for a in axes]))
@@ -179,7 +179,7 @@ def _infer_mul_integer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Typ
 
 
 def _softmax(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Softmax over one axis since opset 13; before, over all dimensions from the axis on together."""
+    """Softmax over one axis since opset 13. Before, over all dimensions from the axis on together."""
     x = inputs[0]
     axis = axis_of(attrs.get("axis", -1), x.ndim)
     floats = dequantize(x, inputs[1], inputs[2])
@@ -188,7 +188,7 @@ def _softmax(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
         y = softmax(floats.reshape(rows, -1)).reshape(x.shape)
     else:
         y = softmax(floats, axis)
-    steps = np.floor(1 / _number(inputs[3]))  # ONNX Runtime counts whole steps in 1
+    steps = np.floor(1 / _number(inputs[3]))  # ONNX Runtime takes the number of whole steps in 1
     return [saturate(np.rint(y * steps), inputs[4].reshape(()), x.dtype)]
 
 

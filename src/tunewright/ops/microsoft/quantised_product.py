@@ -1,4 +1,4 @@
-"""Quantised products of com.microsoft: convolutions, matrix products, and weights of a few bits."""
+"""Quantised products of com.microsoft: convolutions, matrix products, and products with weights of a few bits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _conv_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorTyp
 
 
 def _columns(p: Array) -> Array:
-    """A parameter: one number, or a vector that belongs to columns."""
+    """A parameter of the right operand: one number, or one per column."""
     return p.reshape(()) if p.size == 1 else p
 
 
@@ -92,7 +92,7 @@ def _infer_matmul(dtype: DType) -> Infer:
 
 
 def _integer16(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Sums wrap at 32 bits."""
+    """Integer product with sums that wrap at 32 bits."""
     return [integer_matmul(inputs[0], inputs[1]).astype(np.int64).astype(np.int32)]
 
 
@@ -144,7 +144,7 @@ def unpack_bits(packed: Array, bits: int) -> Array:
 
 
 def _n_bits_weights(inputs: Sequence[Any], attrs: Attrs) -> Array:
-    """The matrix (N, K) in float32."""
+    """The dequantised matrix (N, K) in float32."""
     packed, scales, zeros, groups = inputs[1], inputs[2], optional(inputs, 3), optional(inputs, 4)
     rows, depth, block, bits = attrs["N"], attrs["K"], attrs["block_size"], attrs.get("bits", 4)
     blocks = -(-depth // block)
@@ -162,7 +162,7 @@ def _n_bits_weights(inputs: Sequence[Any], attrs: Attrs) -> Array:
 
 
 def _matmul_n_bits(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """In float32 whatever ``accuracy_level`` allows: it is a permission to be less exact."""
+    """Product with weights of a few bits, always in float32. ``accuracy_level`` only permits less exact arithmetic."""
     a, bias = inputs[0], optional(inputs, 5)
     y = np.matmul(wide(a), _n_bits_weights(inputs, attrs).T)
     return [np.asarray(y if bias is None else y + wide(bias)).astype(a.dtype, copy=False)]
@@ -183,7 +183,7 @@ def _replace_last(operands: Operands, depth: int, width: int) -> TensorType:
     return a.with_shape((*a.shape[:-1], width))
 
 
-#: the sixteen numbers of bitsandbytes' types
+#: the sixteen values of each bitsandbytes type
 FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
 NF4 = np.array(
     [
@@ -209,7 +209,7 @@ NF4 = np.array(
 
 
 def _matmul_bnb4(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Two numbers a byte, the first in the high half, in blocks over the flattened (N, K)."""
+    """Product with bitsandbytes weights: two values per byte, high half first, in blocks over the flattened (N, K)."""
     a, packed, largest = inputs
     table = np.concatenate([FP4, -FP4]) if attrs["quant_type"] == 0 else NF4
     count = attrs["N"] * attrs["K"]
@@ -232,7 +232,7 @@ def _gather_axes(rank: int, attrs: Attrs) -> tuple[int, int]:
 
 
 def _gather_block_quantized(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Rows that exist are gathered and then dequantised; others are zero."""
+    """Gather quantised rows and dequantise them. Rows outside the table are zero."""
     data, indices, scales, zeros = inputs[0], inputs[1], inputs[2], optional(inputs, 3)
     gather, block_axis = _gather_axes(data.ndim, attrs)
     bits = attrs.get("bits", 4)
@@ -245,7 +245,7 @@ def _gather_block_quantized(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequ
     inside = (place >= 0) & (place < size)
     place = np.where(inside, place, 0)
     taken = np.take(data, place, gather).astype(np.float32)
-    # The block axis moves when dimensions of the indices take the place of one in front of it.
+    # The block axis moves when the indices' dimensions replace an axis in front of it.
     moved = block_axis if block_axis < gather else block_axis + indices.ndim - 1
 
     def spread(p: Array) -> Array:

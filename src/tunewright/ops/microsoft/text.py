@@ -1,4 +1,4 @@
-"""Text of com.microsoft, as converters of scikit-learn pipelines emit it: Tokenizer and MurmurHash3."""
+"""Text operators of com.microsoft that converters of scikit-learn pipelines emit: Tokenizer and MurmurHash3."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..shapes import tensor
 from .common import MS
 
 _START, _END = "\x02", "\x03"
-#: what makes a first match possibly shorter than the longest one: alternatives and lazy repetition
+#: finds alternatives and lazy repetition, where the first match may be shorter than the longest
 _SHORT = re.compile(r"\||[*+?}]\?")
 
 
 # -- Tokenizer ---------------------------------------------------------------------------------------------------------
 def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
-    """Where the pattern matches: leftmost, longest, in turn. After an empty match one character is passed."""
+    """The leftmost longest matches of the pattern, in order. After an empty match the search skips one character."""
     start = 0
     while found := pattern.search(text, start):
         begin, end = found.span()
@@ -34,7 +34,7 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
 
 
 def _split(pattern: re.Pattern[str], text: str) -> list[str]:
-    """The text between the matches of a separator. An empty match takes the character behind it with it."""
+    """The text between the matches of a separator. An empty match also consumes the character behind it."""
     parts, start = [], 0
     for begin, end in _matches(pattern, text):
         parts.append(text[start:begin])
@@ -44,7 +44,7 @@ def _split(pattern: re.Pattern[str], text: str) -> list[str]:
 
 def _compile(expression: str) -> re.Pattern[str]:
     try:
-        return re.compile(expression, re.ASCII)  # the classes of RE2 are ASCII
+        return re.compile(expression, re.ASCII)  # the character classes of RE2 are ASCII
     except re.error as error:
         raise ValueError(f"{expression!r} is not a regular expression: {error}") from None
 

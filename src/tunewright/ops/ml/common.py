@@ -1,4 +1,4 @@
-"""What the operators of ai.onnx.ml share: labels, scores of classes, and what is done to them at the end."""
+"""Helpers of the ai.onnx.ml operators: labels, scores of classes, and post transforms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def strings(values: Sequence[Any]) -> Array:
 
 
 def labels(attrs: Attrs, number_key: str) -> Array:
-    """The classes' labels: strings or numbers."""
+    """The labels of the classes: strings or numbers."""
     names = attrs.get("classlabels_strings", ())
     return strings(names) if names else np.asarray(attrs.get(number_key, ()), np.int64)
 
@@ -34,7 +34,7 @@ def label_type(attrs: Attrs) -> DType:
 
 
 def rows(operands: Operands) -> Dim:
-    """The number of samples: a vector is one sample."""
+    """The number of samples. A vector is one sample."""
     x = tensor(operands, 0)
     if x.shape is None:
         return None
@@ -42,13 +42,13 @@ def rows(operands: Operands) -> Dim:
 
 
 def matrix(x: Array) -> Array:
-    """[N, C] in floating point; a vector is one sample."""
+    """The input as [N, C] in floating point. A vector is one sample."""
     flat = x.reshape(1, -1) if x.ndim == 1 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
     return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float32)
 
 
 def classified(operands: Operands, attrs: Attrs, columns: Dim) -> Sequence[Type | None]:
-    """Types of a classifier's outputs: a label and ``columns`` scores for each sample."""
+    """Types of a classifier's outputs: a label and ``columns`` scores per sample."""
     n = rows(operands)
     return [TensorType(label_type(attrs), (n,)), TensorType(DType.FLOAT32, (n, columns))]
 
@@ -59,7 +59,7 @@ def logistic(x: Array) -> Array:
 
 
 def probit(x: Array) -> Array:
-    """The inverse of the normal distribution's cumulative function, as Winitzki approximates it."""
+    """The inverse of the cumulative normal distribution, in Winitzki's approximation."""
     y = 2 * x - 1
     log = np.log((1 - y) * (1 + y))
     v = 2 / (np.pi * 0.147) + 0.5 * log
@@ -67,7 +67,7 @@ def probit(x: Array) -> Array:
 
 
 def softmax(x: Array, skip_zero: bool = False) -> Array:
-    """Over the last axis; with ``skip_zero`` scores of zero stay zero and do not count."""
+    """Softmax over the last axis. With ``skip_zero``, zero scores stay zero and are left out of the sum."""
     e = np.exp(x - x.max(-1, keepdims=True))
     if skip_zero:
         e = np.where(np.abs(x) > 1e-7, e, 0)
@@ -77,7 +77,7 @@ def softmax(x: Array, skip_zero: bool = False) -> Array:
 
 
 def transform(scores: Array, post: str) -> Array:
-    """The post transform of two or more scores per sample."""
+    """Apply the post transform to two or more scores per sample."""
     if post == "SOFTMAX":
         return softmax(scores)
     if post == "SOFTMAX_ZERO":

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml where onnx.reference has none or another result than onnxruntime."""
+"""Operators of ai.onnx.ml that onnx.reference lacks, or computes differently from ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _infer_regressor(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type 
 
 
 def _linear_scores(attrs: Attrs) -> int:
-    """How many scores the model makes: one for each class, or one for two."""
+    """The number of scores: one per class, or a single one for two classes."""
     given = len(attrs.get("intercepts", ()))
     return given or max(1, len(labels(attrs, "classlabels_ints")))
 
@@ -63,7 +63,7 @@ def _infer_linear_classifier(operands: Operands, attrs: Attrs, n: int) -> Sequen
 
 # -- support vector machines -------------------------------------------------------------------------------------------
 def _kernel(x: Array, vectors: Array, attrs: Attrs) -> Array:
-    """[samples, vectors]"""
+    """Kernel values of samples and support vectors: [samples, vectors]."""
     gamma, shift, degree = [*attrs.get("kernel_params", ()), 0.0, 0.0, 0.0][:3]
     kind = attrs.get("kernel_type", "LINEAR")
     if kind == "RBF":
@@ -76,7 +76,7 @@ def _kernel(x: Array, vectors: Array, attrs: Attrs) -> Array:
 
 
 def _pairs(x: Array, attrs: Attrs, counts: Sequence[int]) -> tuple[Array, Array]:
-    """One against one: the score of each pair of classes, and the votes of each class."""
+    """One-against-one classification: the score of each pair of classes, and the votes of each class."""
     total, classes = sum(counts), len(counts)
     vectors = np.asarray(attrs["support_vectors"], np.float64).reshape(total, -1)
     weights = np.asarray(attrs["coefficients"], np.float64).reshape(-1, total)
@@ -96,7 +96,7 @@ def _pairs(x: Array, attrs: Attrs, counts: Sequence[int]) -> tuple[Array, Array]
 
 
 def _probabilities(scores: Array, attrs: Attrs, classes: int) -> Array:
-    """Probabilities of classes from those of pairs (Wu, Lin and Weng 2004, the method that libsvm uses)."""
+    """Class probabilities from pair probabilities, by the method of libsvm (Wu, Lin and Weng 2004)."""
     pair = 1 - logistic(scores * np.asarray(attrs["prob_a"]) + np.asarray(attrs["prob_b"]))
     pair = np.clip(pair, 1e-7, 1 - 1e-7)
     r = np.zeros((len(scores), classes, classes))
@@ -137,7 +137,7 @@ def _svm_classifier(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any
     if len(attrs.get("prob_a", ())):
         scores = _probabilities(scores, attrs, len(counts))
     elif len(counts) == 2 and (weights >= 0).all():
-        best = np.ones_like(best)  # so ONNX's reference has it; ONNX Runtime goes by votes here, too
+        best = np.ones_like(best)  # as in ONNX's reference; ONNX Runtime also uses the votes here
     if scores.shape[1] == 1:
         pair = np.concatenate([-scores, scores], 1)
         scores, post = (logistic(pair) if post == "LOGISTIC" else pair), "NONE"
@@ -153,7 +153,8 @@ def _infer_svm_classifier(operands: Operands, attrs: Attrs, n: int) -> Sequence[
 
 
 def _svm_regressor(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Without support vectors the model is linear. With one_class the result is which side a sample is on: 1 or -1."""
+    """Support vector regression. Without support vectors the model is linear. With one_class the result is the side of
+    a sample: 1 or -1."""
     if (post := attrs.get("post_transform", "NONE")) != "NONE":
         raise ValueError(f"post_transform {post!r} of one value is not defined")
     x, count = matrix(inputs[0]).astype(np.float64), int(attrs.get("n_supports", 0))
@@ -186,7 +187,7 @@ def _scaler(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 
 
 def _feature_vectorizer(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The inputs side by side, each cut or filled with zeros to its width."""
+    """Concatenate the inputs. Each is cut or padded with zeros to its width."""
     parts = [matrix(x).astype(np.float32) for x in inputs if x is not None]
     widths = attrs.get("inputdimensions", ()) or [p.shape[1] for p in parts]
     result = np.zeros((parts[0].shape[0], sum(widths)), np.float32)
@@ -204,7 +205,7 @@ def _infer_feature_vectorizer(operands: Operands, attrs: Attrs, n: int) -> Seque
 
 
 def _category_mapper(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Names to numbers or numbers to names, whichever the input holds."""
+    """Map names to numbers or numbers to names, depending on the input."""
     (x,) = inputs
     names, numbers = attrs.get("cats_strings", ()), attrs.get("cats_int64s", ())
     if x.dtype == object:
@@ -222,7 +223,7 @@ def _infer_category_mapper(operands: Operands, attrs: Attrs, n: int) -> Sequence
 
 # -- maps --------------------------------------------------------------------------------------------------------------
 def _zip_map(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """One dictionary for each sample: label to score."""
+    """One dictionary per sample, from label to score."""
     keys = labels(attrs, "classlabels_int64s").tolist()
     return [[dict(zip(keys, row.tolist(), strict=True)) for row in matrix(inputs[0])]]
 
@@ -233,7 +234,7 @@ def _infer_zip_map(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
 
 
 def _dict_vectorizer(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """One row: the values of a dictionary in the order of the vocabulary, and nothing for a key that is not there."""
+    """One row: the values of a dictionary in the order of the vocabulary. A missing key gives zero or an empty text."""
     (mapping,) = inputs
     vocabulary = attrs.get("string_vocabulary") or attrs.get("int64_vocabulary", ())
     if any(isinstance(item, str) for item in mapping.values()):
@@ -251,7 +252,7 @@ def _infer_dict_vectorizer(operands: Operands, attrs: Attrs, n: int) -> Sequence
 
 
 def _cast_map(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The values of a dictionary in the order of its keys: one after the other, or (SPARSE) each at its key."""
+    """The values of a dictionary in the order of its keys. DENSE makes them adjacent, SPARSE puts each at its key."""
     (mapping,) = inputs
     keys = sorted(mapping)
     items = [mapping[k] for k in keys]

@@ -1,5 +1,7 @@
-"""Ensembles of decision trees (ai.onnx.ml), all samples and all trees at once. onnxruntime is the model for what the
-standard leaves open: classes that no leaf scores, and two classes of which only one is scored.
+"""Ensembles of decision trees (ai.onnx.ml), evaluated for all samples and all trees at once.
+
+The standard leaves two cases open: classes that no leaf scores, and two classes of which only one is scored. Both
+follow ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from .common import DOMAIN, classified, labels, logistic, matrix, probit, rows, 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _COMPARE = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
 _MEMBER = 6
-#: elements of an intermediate array, samples by trees
+#: elements of an intermediate array (samples by trees)
 _CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Nodes of all trees in one list. A leaf is its own successor."""
+    """The nodes of all trees in one list. A leaf is its own successor."""
 
     roots: Array
     feature: Array
@@ -35,18 +37,18 @@ class Forest:
     true: Array
     false: Array
     nan_is_true: Array
-    #: [nodes, targets]: what a leaf adds, and whether it does
+    #: [nodes, targets]: the weight that a leaf adds, and whether the leaf scores the target
     weight: Array
     scored: Array
     members: dict[int, Array]
 
     @cached_property
     def kinds(self) -> Array:
-        """The kinds of comparison that occur."""
+        """The kinds of comparison that occur in the trees."""
         return np.unique(self.mode)
 
     def leaves(self, x: Array) -> Array:
-        """[samples, trees]: the leaf in which each sample ends."""
+        """The leaf in which each sample ends: [samples, trees]."""
         at = np.broadcast_to(self.roots, (len(x), len(self.roots))).copy()
         sample = np.arange(len(x))[:, None]
         for _ in range(len(self.true) + 1):
@@ -69,7 +71,7 @@ class Forest:
         return np.asarray(result | (self.nan_is_true[at] & np.isnan(value)))
 
     def score(self, x: Array, aggregate: str) -> tuple[Array, Array]:
-        """[samples, targets]: the aggregate over the trees, and whether any leaf scored the target."""
+        """The aggregate over the trees, and whether any leaf scored the target: both [samples, targets]."""
         step = max(1, _CHUNK // max(1, len(self.roots) * self.weight.shape[1]))
         parts = [self._score(x[i : i + step], aggregate) for i in range(0, max(1, len(x)), step)]
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
@@ -88,7 +90,7 @@ class Forest:
 
 
 class _Identity:
-    """Attributes as a key by identity. The cache holds them, so an identity is never used again for other ones."""
+    """A cache key that compares attributes by identity. The key holds the attributes, so their ids are not reused."""
 
     def __init__(self, attrs: Attrs, kind: str) -> None:
         self.attrs, self.kind = dict(attrs), kind
@@ -102,7 +104,7 @@ class _Identity:
 
 
 def _numbers(attrs: Attrs, key: str) -> Array:
-    """A list of floats, which may also come as a tensor."""
+    """A list of floats. The attribute may also be a tensor."""
     given = attrs.get(f"{key}_as_tensor")
     return np.asarray(given) if given is not None and len(given) else np.asarray(attrs.get(key, ()), np.float32)
 
@@ -113,7 +115,8 @@ def _forest(key: _Identity) -> Forest:
 
 
 def _of_nodes(attrs: Attrs, kind: str) -> Forest:
-    """The first form: every node has a tree and a number in it; ``kind`` is class or target."""
+    """A forest from the first form of the attributes: every node names its tree and its number. ``kind`` is class or
+    target."""
     trees, numbers = attrs["nodes_treeids"], attrs["nodes_nodeids"]
     index = {pair: i for i, pair in enumerate(zip(trees, numbers, strict=True))}
     count = len(index)
@@ -153,7 +156,7 @@ def _of_nodes(attrs: Attrs, kind: str) -> Forest:
 
 
 def _of_leaves(attrs: Attrs) -> Forest:
-    """The newest form: nodes and leaves are two lists, which refer to each other by position."""
+    """A forest from the newest form of the attributes: nodes and leaves are two lists and refer to positions."""
     nodes, leaves = len(attrs["nodes_featureids"]), len(attrs["leaf_targetids"])
 
     def joined(values: Any, rest: Any) -> Array:
@@ -224,7 +227,7 @@ def _classifier(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 
 
 def _one_of_two(scores: Array, scored: int, names: Array, post: str, attrs: Attrs) -> Sequence[Any]:
-    """Two classes of which only one is scored. A score of the first is taken for that of the second."""
+    """Two classes of which only one is scored. A score of the first class is taken as the score of the second."""
     score = scores[:, scored]
     positive = (_numbers(attrs, "class_weights") >= 0).all()
     second = score > (0.5 if positive else 0)

@@ -1,4 +1,4 @@
-"""Activations: functions of one tensor (PRelu: and a slope), computed in at least single precision."""
+"""Activations of one tensor, and PRelu, which also takes a slope. Computed in at least single precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..samples.base import with_samples
 
 Activation: TypeAlias = Callable[[Array, Attrs], Any]
 
-# Attributes are float32, and so are their defaults: it shows when the input is float64.
+# ONNX attributes and their defaults are float32. For a float64 input the difference is visible.
 _LEAKY, _HARD, _SIXTH = (float(np.float32(v)) for v in (0.01, 0.2, 1 / 6))
 
 
@@ -84,7 +84,7 @@ def softsign(x: Array, attrs: Attrs) -> Any:
     return x / (1 + np.abs(x))
 
 
-#: every activation of one tensor, by the name of its operator
+#: all activations of one tensor, by operator name
 ACTIVATIONS: dict[str, Activation] = {
     "Celu": celu,
     "Elu": elu,
@@ -121,7 +121,7 @@ def _infer_prelu(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
     x, slope = shapes.tensor(operands, 0), shapes.tensor(operands, 1)
     if x.dtype is not slope.dtype:
         raise ValueError(f"inputs differ in type: {x.dtype} and {slope.dtype}")
-    shapes.broadcast(x.shape, slope.shape)  # raises when they do not fit; the slope never widens x
+    shapes.broadcast(x.shape, slope.shape)  # raises when the shapes do not fit; the slope never widens x
     return [TensorType(x.dtype, x.shape)]
 
 

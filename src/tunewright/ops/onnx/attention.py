@@ -19,12 +19,13 @@ from ..samples import model as samples_model
 from ..samples.base import with_samples
 from .tensors.slicing import pad
 
-#: attribute that only the IR has: a row in which every key is hidden is NaN, as a softmax of -inf, instead of zero
+#: An attribute that only the IR has. With it, a row whose keys are all hidden is NaN, like a softmax of -inf. Without
+#: it, the row is zero.
 NAN_ROWS = "nan_rows"
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """[batch, sequence, heads * size] -> [batch, heads, sequence, size]; rank 4 is already so."""
+    """[batch, sequence, heads * size] -> [batch, heads, sequence, size]. An operand of rank 4 is returned unchanged."""
     if x.ndim == 4:
         return x
     if x.ndim != 3 or not heads or x.shape[2] % heads:
@@ -35,13 +36,14 @@ def split_heads(x: Array, heads: int) -> Array:
 def _bias(
     inputs: Sequence[Any], attrs: Attrs, queries: int, keys: int, past: int, dtype: np.dtype[Any]
 ) -> Array | None:
-    """What is added to the scores: the mask, and -inf where causality, a window or padding forbids; None: nothing."""
+    """What is added to the scores: the mask, and -inf where causality, a window or padding hides a key. None adds
+    nothing."""
     mask, valid = shapes.optional(inputs, 3), shapes.optional(inputs, 6)
     left, right = int(attrs.get("left_window_size", -1)), int(attrs.get("right_window_size", -1))
     if min(left, right) < -1:
         raise ValueError(f"window sizes {left} and {right} must be -1 or more")
     offset: Any = past if valid is None else valid.reshape(-1, 1, 1, 1) - queries
-    ahead = np.arange(keys) - (np.arange(queries)[:, None] + offset)  # how far a key lies ahead of its query
+    ahead = np.arange(keys) - (np.arange(queries)[:, None] + offset)  # distance of each key ahead of its query
     allowed: Any = True
     if attrs.get("is_causal", 0):
         allowed = ahead <= 0
@@ -65,7 +67,7 @@ def _bias(
 
 
 def _softmax(scores: Array, bias: Array | None, nan_rows: bool = False) -> Array:
-    """Along the last axis; a row in which everything is masked becomes zero, or NaN."""
+    """Softmax over the last axis. A row whose entries are all masked becomes zero, or NaN with ``nan_rows``."""
     top = scores.max(axis=-1, keepdims=True)
     y = np.exp(scores - np.where(np.isneginf(top), 0, top))
     total = y.sum(axis=-1, keepdims=True)
@@ -98,7 +100,7 @@ def _attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         raise ValueError(f"{heads} query heads do not divide into {groups} key heads")
     wq, wk, wv = wide(q), wide(k), wide(v)
     root = wq.dtype.type(math.sqrt(attrs.get("scale") or 1 / math.sqrt(size)))
-    # Several query heads share one key head: they are rows of one product.
+    # Several query heads share one key head. They become rows of one product.
     rows = (wq * root).reshape(batch, groups, heads // groups * queries, size)
     scores = np.matmul(rows, (wk * root).swapaxes(-1, -2)).reshape(batch, heads, queries, keys)
     mode, cap = int(attrs.get("qk_matmul_output_mode", 0)), attrs.get("softcap", 0.0)
@@ -174,7 +176,7 @@ def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], a
     assert q is not None and k is not None
     past = inputs[4].dims[2] if len(inputs) > 4 and inputs[4] is not None else 0
     keys = past + k.dims[-2]
-    # Each query element meets every key, each result element every value.
+    # The first product combines each query element with every key, the second each result element with every value.
     return 2.0 * keys * (q.size + outputs[0].size)
 
 
@@ -185,7 +187,7 @@ def _rotary(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     if positions is not None:
         check_rows(positions, len(cos))
         cos, sin = cos[positions], sin[positions]
-    cos, sin = cos[:, None], sin[:, None]  # one angle for all heads
+    cos, sin = cos[:, None], sin[:, None]  # all heads share one angle
     size = int(attrs.get("rotary_embedding_dim", 0)) or y.shape[-1]
     half = size // 2
     if cos.shape[-1] != half or sin.shape[-1] != half:

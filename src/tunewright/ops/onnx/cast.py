@@ -19,7 +19,7 @@ _SATURATED = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5
 
 
 def convert(x: Array, to: DType, saturating: bool = True, round_mode: str = "up") -> Array:
-    """``x`` as ONNX's Cast makes it; float8 types take the nearest finite value when ``saturating``."""
+    """``x`` converted as by ONNX's Cast. With ``saturating``, float8 types take the nearest finite value."""
     if to is DType.STRING:
         return x if x.dtype == object else x.astype(np.str_).astype(object)
     if x.dtype.kind in "OUS":
@@ -32,7 +32,7 @@ def convert(x: Array, to: DType, saturating: bool = True, round_mode: str = "up"
 
 
 def _parse(x: Array, to: DType) -> Array:
-    """Numbers from strings; integers written as floats are cut."""
+    """Parse strings as numbers. An integer written as a float is truncated."""
     texts = [v.decode() if isinstance(v, bytes) else str(v) for v in x.reshape(-1).tolist()]
     if to.is_integer:
         numbers: list[Any] = [int(t) if t.lstrip("+-").isdigit() else int(float(t)) for t in texts]
@@ -41,7 +41,7 @@ def _parse(x: Array, to: DType) -> Array:
 
 
 def _exponent_only(x: Array, saturating: bool, round_mode: str) -> Array:
-    """The biased exponent of float32 as a byte, rounded up, down or to the nearest; 255 stands for NaN and infinity."""
+    """The biased exponent of float32 as a byte, rounded up, down or to nearest. 255 stands for NaN and infinity."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     exponent = ((bits >> 23) & 0xFF).astype(np.uint16)
     special = exponent == 0xFF
@@ -49,7 +49,7 @@ def _exponent_only(x: Array, saturating: bool, round_mode: str) -> Array:
     if round_mode == "up":
         up = fraction > 0
     elif round_mode == "nearest":
-        # Half rounds to even: up unless the exponent is already zero and nothing follows the first bit.
+        # Halves round to even: up, unless the exponent is zero and no bit follows the first one.
         up = ((fraction & 0x400000) > 0) & (((fraction & 0x3FFFFF) > 0) | (exponent > 0))
     elif round_mode == "down":
         up = np.zeros(exponent.shape, np.bool_)

@@ -1,4 +1,5 @@
-"""Convolutions as matrix products: 1x1 directly, depthwise tap by tap, the rest through im2col in bounded chunks."""
+"""Convolutions as matrix products. 1x1 kernels need one product, depthwise ones run tap by tap. All others use im2col
+in bounded chunks."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from ..samples.base import with_samples
 from ..windows import MOST_PADDING, Windows, all_pads, output_dims, padded, spread, taps, window_view, windows
 from .tensors.slicing import pad
 
-_CHUNK = 4 << 20  # bytes of unfolded input at a time: stays in the last-level cache
+_CHUNK = 4 << 20  # bytes of unfolded input at a time: fits the last-level cache
 
 
 def convolve(x: Array, w: Array, attrs: Attrs) -> Array:
-    """[N, C, *S] with [M, C/group, *K] -> [N, M, *O], in the type of the operands, which must be one BLAS knows."""
+    """[N, C, *S] with [M, C/group, *K] -> [N, M, *O], in the type of the operands. BLAS must support that type."""
     group = int(attrs.get("group", 1))
     if x.ndim < 3 or w.ndim != x.ndim:
         raise ValueError(f"input of rank {x.ndim} and weights of rank {w.ndim}")
@@ -43,7 +44,7 @@ def convolve(x: Array, w: Array, attrs: Attrs) -> Array:
 
 
 def _pointwise(x: Array, w: Array, win: Windows, group: int, y: Array) -> None:
-    """One tap: a product per image and group."""
+    """Convolution with one tap: a product per image and group."""
     if any(s != 1 for s in win.strides) or win.output != x.shape[2:]:
         reach = (slice(0, (o - 1) * s + 1, s) for o, s in zip(win.output, win.strides, strict=True))
         x = x[(slice(None), slice(None), *reach)]
@@ -54,7 +55,7 @@ def _pointwise(x: Array, w: Array, win: Windows, group: int, y: Array) -> None:
 
 
 def _depthwise(x: Array, w: Array, win: Windows, y: Array) -> None:
-    """A multiply-add per tap over blocks of channels that stay in cache."""
+    """Depthwise convolution: one multiply-add per tap, over blocks of channels that fit the cache."""
     batch, channels = x.shape[:2]
     times = w.shape[0] // channels
     out = y.reshape(batch, channels, times, *win.output)
@@ -75,7 +76,7 @@ def _depthwise(x: Array, w: Array, win: Windows, y: Array) -> None:
 
 
 def _unfolded(x: Array, w: Array, win: Windows, group: int, y: Array) -> None:
-    """im2col, a few rows of the output at a time."""
+    """Convolution by im2col, a few output rows at a time."""
     batch, channels = x.shape[:2]
     depth = channels * math.prod(win.kernel)
     weights = w.reshape(group, w.shape[0] // group, -1)
@@ -98,7 +99,7 @@ def _unfolded(x: Array, w: Array, win: Windows, group: int, y: Array) -> None:
 
 
 def add_bias(y: Array, bias: Array | None) -> Array:
-    """``y`` plus one number per channel, in place."""
+    """Add one number per channel to ``y``, in place."""
     if bias is not None:
         y += bias.astype(y.dtype).reshape(-1, *(1 for _ in y.shape[2:]))
     return y
@@ -121,7 +122,7 @@ def centred(x: Array, zero: Array | None, axis: int = 0) -> Array:
 
 
 def convolve_integer(x: Array, w: Array, attrs: Attrs) -> Array:
-    """Exact: int64 sums of products of integers."""
+    """Convolve integers exactly: the result is int64."""
     dtype = product_type(x, w, math.prod(w.shape[1:]))
     if dtype == np.int64:
         dtype = np.dtype(np.float64)  # products of int8 and int16 never need more than 53 bits
@@ -136,7 +137,7 @@ def _conv_integer(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array
 
 # -- types and work ---------------------------------------------------------------------------------------------------
 def conv_shape(x: TensorType, w: TensorType, attrs: Attrs) -> Shape | None:
-    """The output shape of a convolution; a mismatch raises."""
+    """The output shape of a convolution. Raises when the shapes do not match."""
     rank = len(x.shape) if x.shape is not None else len(w.shape) if w.shape is not None else None
     if rank is None:
         return None
@@ -155,7 +156,7 @@ def conv_shape(x: TensorType, w: TensorType, attrs: Attrs) -> Shape | None:
 
 
 def kernel_dims(weights: Shape, attrs: Attrs) -> tuple[Dim, ...]:
-    """The kernel's size, from the weights and the attribute, which must agree."""
+    """The kernel's size. The weights and the attribute must agree on it."""
     spatial = weights[2:]
     declared = attrs.get("kernel_shape")
     if not declared:
@@ -190,7 +191,7 @@ def _infer_conv_integer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Ty
 def conv_flops(
     inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs, weights: int = 1
 ) -> float:
-    """A multiply and an add per output element and weight of its filter."""
+    """Count a multiply and an add per output element and weight of its filter."""
     w = inputs[weights]
     assert w is not None
     return 2.0 * outputs[0].size * math.prod(w.dims[1:])
@@ -224,7 +225,7 @@ def _conv_transpose(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Arr
     kernel, per_group = w.shape[2:], w.shape[1]
     strides, dilations = spread(attrs, "strides", rank), spread(attrs, "dilations", rank)
     sizes = [transposed_size(x.shape[k + 2], kernel[k], attrs, rank, k) for k in range(rank)]
-    # What each input element adds to the output, tap by tap; the rest is adding it up at the right place.
+    # The product gives what each input element adds to the output, per tap. The loop adds it at the right position.
     weights = w.reshape(group, w.shape[0] // group, -1).swapaxes(1, 2)
     extent = tuple(
         (s - 1) * t + (k - 1) * d + 1 for s, t, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)

@@ -1,4 +1,4 @@
-"""Operators around convolutions and poolings that scatter or sample: DeformConv, Col2Im, MaxUnpool."""
+"""Operators related to convolution and pooling that scatter or sample: DeformConv, Col2Im, MaxUnpool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from .tensors.slicing import pad
 
 # -- DeformConv -------------------------------------------------------------------------------------------------------
 def _bilinear(pixels: Array, at: Array, spatial: Sequence[int]) -> Array:
-    """[points, channels] of ``pixels`` [*spatial flat, channels] at coordinates [axes, points]; zero outside."""
+    """[points, channels] of ``pixels`` [*spatial flat, channels] at coordinates [axes, points]. Outside points are
+    zero."""
     base = np.floor(at)
     part = at - base
     total = np.zeros((at.shape[1], pixels.shape[1]), pixels.dtype)
@@ -130,7 +131,7 @@ def _max_unpool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     y = y.reshape([int(d) for d in dims])
     if wanted is None:
         return [y]
-    # The indices count elements of the smallest output that fits; a larger one is filled up with zeros at the ends.
+    # The indices count elements of the smallest possible output. A larger output gets zeros at its ends.
     return [pad(y, [(0, int(w) - d) for w, d in zip(wanted.tolist(), y.shape, strict=True)])]
 
 

@@ -1,4 +1,5 @@
-"""Arithmetic, comparison, logic and bits: numpy broadcasting, one output element from one element of each input."""
+"""Arithmetic, comparison, logic and bit operators with numpy broadcasting. One element of each input makes one output
+element."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ..samples.base import with_samples
 
 
 def unary(function: Callable[[Array], Any]) -> Reference:
-    """One function of one tensor, in at least single precision."""
+    """Make a reference from a function of one tensor, computed in at least single precision."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         x = inputs[0]
@@ -28,7 +29,7 @@ def unary(function: Callable[[Array], Any]) -> Reference:
 
 
 def binary(function: Callable[[Array, Array], Any]) -> Reference:
-    """One function of two tensors; the result has the type of the first."""
+    """Make a reference from a function of two tensors. The result has the type of the first."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         a, b = inputs
@@ -38,7 +39,7 @@ def binary(function: Callable[[Array, Array], Any]) -> Reference:
 
 
 def compare(function: Callable[[Array, Array], Any]) -> Reference:
-    """Two tensors to booleans; strings are compared as Python does."""
+    """Make a reference from a comparison of two tensors. Strings are compared as Python does."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         return [narrow(function(inputs[0], inputs[1]), np.dtype(np.bool_))]
@@ -47,7 +48,7 @@ def compare(function: Callable[[Array, Array], Any]) -> Reference:
 
 
 def variadic(function: Callable[[Array, Array], Any]) -> Reference:
-    """One or more tensors, folded from the left."""
+    """Make a reference that folds one or more tensors from the left."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         result = wide(inputs[0])
@@ -61,7 +62,7 @@ def variadic(function: Callable[[Array, Array], Any]) -> Reference:
 
 
 def divide(a: Array, b: Array) -> Array:
-    """Integers towards zero, as C does."""
+    """Divide. Integer quotients are truncated towards zero, as in C."""
     if a.dtype.kind not in "iu":
         return np.divide(a, b)
     check_divisors(b)
@@ -72,7 +73,7 @@ def divide(a: Array, b: Array) -> Array:
 
 
 def power(a: Array, b: Array) -> Array:
-    """The result has the type of the base; integers to negative powers through float64."""
+    """``a`` to the power ``b``, in the type of the base. Integers to negative powers are computed in float64."""
     if b.size == 1 and b.ndim <= a.ndim and a.dtype.kind == "f":
         exponent = float(b.reshape(()))
         if exponent == 2:
@@ -101,7 +102,7 @@ def _mean(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 
 
 def _bit_shift(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
-    """Shifts by a negative count or by all the bits leave what sign extension alone gives."""
+    """Shift bits. A shift by a negative count or by all bits leaves only the sign extension."""
     x, y = inputs
     bits = x.dtype.itemsize * 8
     outside = (y < 0) | (y >= bits)

@@ -1,4 +1,5 @@
-"""MatMul, Gemm, Einsum. Floats of fewer than 32 bits are summed in float32; integers exactly, then wrapped."""
+"""MatMul, Gemm and Einsum. Floats of fewer than 32 bits are summed in float32. Integers are summed exactly, then
+wrapped."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from ..samples.base import with_samples
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """numpy's matmul in the type in which it is summed."""
+    """numpy's matmul in the accumulation type."""
     if a.dtype.kind in "iu":
         return narrow(integer_matmul(a, b), a.dtype)
     return np.asarray(np.matmul(wide(a), wide(b)))
@@ -31,7 +32,7 @@ def _matmul(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 
 
 def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
-    """The shape of numpy's matmul; a mismatch raises."""
+    """The shape of numpy's matmul. Raises when the shapes do not match."""
     if a is None or b is None:
         return None
     if not a or not b:
@@ -44,7 +45,7 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
 
 
 def _check_types(a: DType, b: DType) -> None:
-    """Both are alike, or the second are weights that passes left in halves."""
+    """Check that both types are equal, or that the second is that of weights that passes left in half precision."""
     if a is not b and not is_half_of(b, a):
         raise ValueError(f"inputs differ in type: {a} and {b}")
 
@@ -60,7 +61,7 @@ def _infer_matmul(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 
 def matmul_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
-    """A multiply and an add per output element and step of the sum."""
+    """Count a multiply and an add per output element and step of the sum."""
     a = inputs[0]
     assert a is not None
     return 2.0 * outputs[0].size * a.dims[-1]
@@ -106,7 +107,7 @@ def _gemm_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorTyp
 
 # -- Einsum -----------------------------------------------------------------------------------------------------------
 def einsum_terms(equation: str, count: int) -> tuple[list[str], str | None]:
-    """The terms of the inputs, and of the output where it is written."""
+    """The terms of the inputs, and the term of the output where the equation has one."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != count:
@@ -145,7 +146,7 @@ def _infer_einsum(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 
 def _label(term: str, shape: Shape, sizes: dict[str, Dim]) -> Shape:
-    """Note the size of every letter; the dimensions that an ellipsis stands for."""
+    """Record the size of every letter in ``sizes``. Returns the dimensions that the ellipsis stands for."""
     before, dots, after = term.partition("...")
     letters = len(before) + len(after)
     if letters > len(shape) or (not dots and letters != len(shape)):
@@ -161,7 +162,7 @@ def _label(term: str, shape: Shape, sizes: dict[str, Dim]) -> Shape:
 
 
 def _einsum_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
-    """A multiply and an add per point of the space that all letters span (pairwise products need no more)."""
+    """Count a multiply and an add per point of the space of all letters. Pairwise products need no more."""
     terms, _ = einsum_terms(str(attrs["equation"]), len(inputs))
     sizes: dict[str, Dim] = {}
     spread: Shape | None = ()

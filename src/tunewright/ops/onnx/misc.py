@@ -1,4 +1,4 @@
-"""Operators that onnx.reference lacks."""
+"""Operators that onnx.reference does not implement."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..shapes import tensor
 
 
 def _rounded(x: Array) -> Array:
-    """Halves away from zero, as C rounds."""
+    """Round halves away from zero, as C does."""
     return (np.sign(x) * np.floor(np.abs(x) + 0.5)).astype(np.int64)
 
 
 def _edges(start: int, length: int, bins: int, limit: int) -> tuple[Array, Array]:
-    """Where the bins of a region begin and end, inside the image."""
+    """The first and last positions of a region's bins, clipped to the image."""
     size, at = length / bins, np.arange(bins)
     first, last = np.floor(at * size).astype(np.int64) + start, np.ceil((at + 1) * size).astype(np.int64) + start
     return np.clip(first, 0, limit), np.clip(last, 0, limit)
 
 
 def _max_roi_pool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The largest value in each bin of each region (sample, x1, y1, x2, y2, corners inside); 0 for an empty bin."""
+    """The largest value in each bin of each region (sample, x1, y1, x2, y2; corners included). An empty bin gives 0."""
     x, regions = inputs
     height, width = (int(s) for s in attrs["pooled_shape"])
     result = np.zeros((len(regions), x.shape[1], height, width), x.dtype)

@@ -1,4 +1,4 @@
-"""Normalisations. Statistics are taken in float32 for narrower floats, and the result is rounded once."""
+"""Normalisations. Statistics of narrow floats are computed in float32, and the result is rounded once."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _infer_layer_norm(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type
 
 
 def _check_fits(operands: Operands, x: TensorType, which: Sequence[int]) -> None:
-    """Scale and bias broadcast to the input, never beyond it."""
+    """Check that scale and bias broadcast to the input without enlarging it."""
     for i in which:
         if shapes.given(operands, i):
             t = shapes.tensor(operands, i)
@@ -149,7 +149,7 @@ def _rms_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     axis = shapes.axis_of(int(attrs.get("axis", -1)), x.ndim)
     square = np.square(x).mean(axis=tuple(range(axis, x.ndim)), keepdims=True)
     y = x / np.sqrt(square + x.dtype.type(attrs.get("epsilon", 1e-5)))
-    # The scale may be of another type than the input; the result has the scale's.
+    # The scale may have another type than the input. The result has the type of the scale.
     return [narrow(y * wide(inputs[1]), inputs[1].dtype)]
 
 

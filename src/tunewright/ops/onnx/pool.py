@@ -26,7 +26,7 @@ def _kernel(attrs: Attrs) -> tuple[int, ...]:
 
 
 def _along_axes(x: Array, win: Windows, combine: np.ufunc) -> Array:
-    """A padded input reduced over its windows by an associative function."""
+    """Reduce a padded input over its windows by an associative function."""
     rank = len(win.kernel)
     for k in reversed(range(rank)):
         axis = k + 2
@@ -62,7 +62,8 @@ def _max_pool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 
 
 def _max_with_indices(x: Array, win: Windows, shape: Sequence[int], dtype: np.dtype[Any], order: int) -> list[Array]:
-    """The first of equal maxima in row-major order of the window; indices count elements of the whole input."""
+    """Maxima and their indices: the first of equal maxima in the window's row-major order, counted over the whole
+    input."""
     best: Array | None = None
     chosen = np.zeros((*x.shape[:2], *win.output), np.int64)
     for k, (_, region) in enumerate(taps(win)):
@@ -94,7 +95,7 @@ def _average_pool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array
     include = bool(attrs.get("count_include_pad", 0))
     divisor: Array = np.ones((), x.dtype)
     for k, size in enumerate(x.shape[2:]):
-        # Ceiling may extend the last window beyond the padding: that part never counts.
+        # Ceiling may extend the last window beyond the padding. That part never counts.
         low, high = (-win.head[k], size + win.tail[k]) if include else (0, size)
         at = (
             np.arange(win.output[k])[:, None] * win.strides[k]

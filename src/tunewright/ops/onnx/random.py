@@ -1,6 +1,6 @@
-"""Operators that draw numbers. Without a seed each run draws anew; with one, each run draws the same.
+"""Operators that draw random numbers. Without a seed each run draws anew; with a seed each run draws the same numbers.
 
-ONNX fixes distributions, not streams, so the numbers are numpy's.
+ONNX specifies distributions, not streams, so the numbers are numpy's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..shapes import tensor
 
 
 def _generator(attrs: Attrs) -> np.random.RandomState:
-    """numpy's classic generator: onnx's own tests of training mode count on its stream."""
+    """numpy's legacy generator, because onnx's own tests of training mode rely on its stream."""
     seed = attrs.get("seed")
     return np.random.RandomState(None if seed is None else int(seed) & 0xFFFFFFFF)
 
@@ -73,7 +73,7 @@ def _bernoulli(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 
 
 def _multinomial(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Classes drawn by the logarithms of their weights, one row of draws per row of the input."""
+    """Draw classes by the logarithms of their weights. Each row of the input makes one row of draws."""
     (x,) = inputs
     count = int(attrs.get("sample_size", 1))
     weights = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
@@ -93,7 +93,7 @@ def _infer_multinomial(operands: Operands, attrs: Attrs, n: int) -> Sequence[Typ
 
 
 def _dropout(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """A copy of the input, unless training is asked for and something is to be dropped."""
+    """Dropout. A copy of the input unless training is requested and the ratio is not zero."""
     x, ratio, training = [*inputs, None, None][:3]
     share = 0.5 if ratio is None else float(ratio)
     if training is None or not bool(training) or share == 0:

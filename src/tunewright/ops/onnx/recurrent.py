@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: the input's part of all gates in one product, then step by step."""
+"""LSTM, GRU and RNN: one product for the inputs of all gates, then one step after the other."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..samples import model as samples_model
 from ..samples.base import with_samples
 
 Function: TypeAlias = Callable[[Array], Array]
-#: (gate inputs of a step, state) -> state; the first array of a state is the hidden one
+#: (gate inputs of a step, state) -> state; the first array of a state is the hidden state
 Cell: TypeAlias = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
 
-#: name -> (function of x, alpha, beta; default alpha; default beta); None: the parameter is not used
+#: name -> (function of x, alpha, beta; default alpha; default beta); None where the parameter is unused
 _ACTIVATIONS: dict[str, tuple[Callable[[Array, Any, Any], Any], float | None, float | None]] = {
     "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
     "elu": (lambda x, a, b: np.where(x > 0, x, a * np.expm1(np.minimum(x, 0))), 1.0, None),
@@ -37,7 +37,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Array, Any, Any], Any], float | None, fl
 
 
 def _activations(attrs: Attrs, default: Sequence[str], directions: int, dtype: np.dtype[Any]) -> list[list[Function]]:
-    """The functions of each direction; alphas and betas are handed out in order to those that take one."""
+    """The functions of each direction. Alphas and betas are assigned in order to the functions that take one."""
     names = list(attrs.get("activations") or list(default) * directions)
     if len(names) != len(default) * directions:
         raise ValueError(f"{len(names)} activations where {len(default) * directions} are needed")
@@ -69,7 +69,7 @@ def _clipper(attrs: Attrs) -> Function:
 
 
 def _directions(attrs: Attrs) -> list[bool]:
-    """For each direction whether it runs backwards."""
+    """Whether each direction runs backwards."""
     direction = attrs.get("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ValueError(f"direction {direction!r} is not forward, reverse or bidirectional")
@@ -79,11 +79,11 @@ def _directions(attrs: Attrs) -> list[bool]:
 def _run(
     x: Array, w: Array, bias: Array, lengths: Array | None, backwards: bool, state: tuple[Array, ...], cell: Cell
 ) -> tuple[Array, tuple[Array, ...]]:
-    """One direction over [time, batch, features]; (all hidden states, the last state)."""
+    """Run one direction over [time, batch, features]; (all hidden states, the last state)."""
     steps, batch = x.shape[:2]
     order = None
     if backwards:
-        # Each sequence is turned round within its own length.
+        # Each sequence is reversed within its own length.
         times = np.arange(steps)[:, None]
         ends = np.full((1, batch), steps) if lengths is None else lengths.reshape(1, -1)
         order = (np.where(times < ends, ends - 1 - times, times), np.arange(batch)[None])
@@ -110,7 +110,7 @@ def _recur(
     initial: Sequence[int],
     make_cell: Callable[[int, Array, Array | None], tuple[Array, Cell]],
 ) -> list[Array]:
-    """All directions. ``initial``: inputs with initial states; ``make_cell``: (direction, R, B) -> (bias, cell)."""
+    """Run all directions. ``initial``: inputs with initial states; ``make_cell``: (direction, R, B) -> (bias, cell)."""
     layout, dtype = int(attrs.get("layout", 0)), inputs[0].dtype
     x, w, r, b = (None if v is None else wide(v) for v in (*inputs[:3], shapes.optional(inputs, 3)))
     assert x is not None and w is not None and r is not None
@@ -208,7 +208,7 @@ def _gru(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 def _rnn(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     hidden, dtype = inputs[2].shape[-1], wide(inputs[0]).dtype
     directions = inputs[1].shape[0]
-    names = (attrs.get("activations") or ("Tanh", "Tanh"))[:directions]  # the default names both directions
+    names = (attrs.get("activations") or ("Tanh", "Tanh"))[:directions]  # the default covers both directions
     functions = _activations({**attrs, "activations": names}, ("Tanh",), directions, dtype)
     clip = _clipper(attrs)
 
@@ -241,7 +241,7 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
 
 
 def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
-    """The products: every weight meets every time step of every sequence."""
+    """Flops of the products: every weight is used at each time step of each sequence."""
     x, w, r = inputs[:3]
     assert x is not None and w is not None and r is not None
     return 2.0 * x.dims[0] * x.dims[1] * (w.size + r.size)

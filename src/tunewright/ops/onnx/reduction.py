@@ -16,7 +16,7 @@ from ..numeric import limits, narrow, wide
 from ..samples import dense
 from ..samples.base import with_samples
 
-#: (x, axes, keepdims) -> the reduced array; axes is an empty tuple when nothing is reduced
+#: (x, axes, keepdims) -> the reduced array; axes is empty when nothing is reduced
 Reducer: TypeAlias = Callable[[Array, tuple[int, ...], bool], Any]
 
 
@@ -37,7 +37,7 @@ def _mean(x: Array, axes: tuple[int, ...], keep: bool) -> Any:
 def _extremum(function: np.ufunc, largest: bool) -> Reducer:
     def reduce(x: Array, axes: tuple[int, ...], keep: bool) -> Any:
         initial: Any = None
-        if not x.size:  # the neutral element stands for an empty set
+        if not x.size:  # an empty set gives the neutral element
             if x.dtype.kind == "f":
                 initial = -math.inf if largest else math.inf
             else:
@@ -168,7 +168,7 @@ def _softmax(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     axis = shapes.axis_of(int(attrs.get("axis", -1)), x.ndim)
     if x.dtype == dtype or not x.size:
         return [narrow(softmax(x, axis), dtype)]
-    # ONNX defines Softmax by Exp, ReduceSum and Div in the input's type: narrow floats are rounded after each of them.
+    # ONNX defines Softmax by Exp, ReduceSum and Div in the input's type. Narrow floats are rounded after each of them.
     y = wide(narrow(np.exp(x - x.max(axis=axis, keepdims=True)), dtype))
     return [narrow(y / wide(narrow(y.sum(axis=axis, keepdims=True), dtype)), dtype)]
 

@@ -1,4 +1,4 @@
-"""Spectra: STFT (what else there is of signal processing runs through its definition in onnx)."""
+"""STFT. Other operators of signal processing run through their definition in onnx."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _frames(length: int, frame: int, step: int) -> int:
 
 
 def _check(rank: int, parts: Dim, onesided: bool) -> None:
-    """The signal is [batch, length] or [batch, length, 1] where real, [batch, length, 2] where complex."""
+    """Check that the signal is [batch, length] or [batch, length, 1] if real, [batch, length, 2] if complex."""
     if rank not in (2, 3) or (isinstance(parts, WHOLE) and parts not in (1, 2)):
         raise ValueError("the signal must be [batch, length], [batch, length, 1] or [batch, length, 2]")
     if parts == 2 and onesided:

@@ -1,4 +1,4 @@
-"""Simple layers: activations, ScaleShift, PReLU, Power, Eltwise, FullyConnected."""
+"""Simple OpenVINO layers: activations, ScaleShift, PReLU, Power, Eltwise, FullyConnected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _power(x: Array, attrs: Attrs) -> Array:
     return np.asarray(base if power == 1 else np.power(base, power))
 
 
-#: name -> value of x under the attributes; one element from one element
+#: name -> function of x and the attributes; one element makes one element
 _UNARY: dict[str, Callable[[Array, Attrs], Array]] = {
     "Clamp": _clamp,
     "ELU": _elu,
@@ -62,8 +62,8 @@ _UNARY: dict[str, Callable[[Array, Attrs], Array]] = {
     "SoftPlus": lambda x, attrs: _softplus(x),
     "TanH": lambda x, attrs: np.tanh(x),
 }
-_UNARY["Elu"], _UNARY["Tanh"] = _UNARY["ELU"], _UNARY["TanH"]  # operation sets and older files spell them differently
-#: what an Activation layer calls them
+_UNARY["Elu"], _UNARY["Tanh"] = _UNARY["ELU"], _UNARY["TanH"]  # operation sets and older files use different spellings
+#: names of the functions in an Activation layer
 _TYPES = {
     "clamp": "Clamp",
     "elu": "ELU",
@@ -113,7 +113,7 @@ def swish(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 
 def hard_sigmoid(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    """The slope and the shift are scalars in inputs, as in the operation set, or attributes."""
+    """HardSigmoid. Slope and shift are scalar inputs, as in the operation set, or attributes."""
     x = wide(inputs[0])
     alpha, beta = (
         wide(inputs[i]).reshape(())
@@ -125,7 +125,8 @@ def hard_sigmoid(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 
 def _infer_scalars(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
-    """The data, and scalars beside them (in any rank: OpenVINO's front end squeezes them)."""
+    """Infer the type of operators with data and scalars. The scalars may have any rank, as OpenVINO's front end
+    squeezes them."""
     for i in range(1, len(operands)):
         if given(operands, i):
             t = tensor(operands, i)
@@ -135,7 +136,7 @@ def _infer_scalars(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
 
 
 def _channels(parameter: Array, x: Array) -> Array:
-    """A parameter per channel against data [n, c, ...]; what has as many axes as the data broadcasts by itself."""
+    """Reshape a parameter per channel to fit data [n, c, ...]. A parameter of the data's rank stays unchanged."""
     if parameter.size == 1:
         return parameter.reshape(())
     return parameter if parameter.ndim >= x.ndim else parameter.reshape(-1, *(1,) * (x.ndim - 2))

@@ -1,4 +1,4 @@
-"""DeformableConv2D: a convolution whose taps move by predicted offsets, optionally weighted by a mask."""
+"""DeformableConv2D: a convolution with predicted offsets of its taps and an optional mask of weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
 def _geometry(attrs: Attrs, size: Sequence[Dim], kernel: Sequence[Dim]) -> list[tuple[int, int, int, Dim]]:
-    """Per axis: stride, dilation, padding in front, output size."""
+    """Per axis: stride, dilation, leading padding, output size."""
     strides, dilations = ints(attrs, "strides", (1, 1)), ints(attrs, "dilations", (1, 1))
     pads = ints(attrs, "pads", (0, 0, 0, 0))
     if len(strides) != 2 or len(dilations) != 2 or len(pads) != 4:

@@ -1,7 +1,7 @@
-"""DetectionOutput: the last layer of SSD networks. Decodes boxes, suppresses overlapping ones, keeps the best.
+"""DetectionOutput, the last layer of SSD networks: decodes boxes, suppresses overlapping ones, keeps the best.
 
-The result has a fixed number of rows (image, class, score, x0, y0, x1, y1); a row whose image is -1 ends the list, what
-follows is zero.
+The result has a fixed number of rows (image, class, score, x0, y0, x1, y1). A row whose image is -1 ends the list, and
+zeros follow it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CODES = ("CORNER", "CENTER_SIZE")
 
 @dataclass(frozen=True)
 class _Settings:
-    """Attributes, with the defaults of OpenVINO's ONNX front end."""
+    """The attributes, with the defaults of OpenVINO's ONNX front end."""
 
     background: int
     top_k: int
@@ -43,7 +43,7 @@ class _Settings:
 
     @property
     def prior_size(self) -> int:
-        """Values of one prior: priors in pixels have their image's index in front."""
+        """The number of values of a prior. Priors in pixels start with the index of their image."""
         return 4 if self.normalized else 5
 
     @staticmethod
@@ -92,7 +92,7 @@ def _decode(priors: Array, variances: Array | None, location: Array, s: _Setting
 
 
 def _caffe(boxes: Array, scores: Array, s: _Settings) -> dict[int, Array]:
-    """Per class: the priors that stay, best first."""
+    """Suppression as in Caffe, per class: the priors that stay, best first."""
     kept = {}
     for c in range(scores.shape[1]):
         if c == s.background:
@@ -107,7 +107,7 @@ def _caffe(boxes: Array, scores: Array, s: _Settings) -> dict[int, Array]:
 
 
 def _mxnet(boxes: Array, scores: Array, s: _Settings) -> dict[int, Array]:
-    """Each prior stands for its best class only."""
+    """Suppression as in MXNet: each prior only represents its best class."""
     usable = scores.copy()
     usable[:, 0] = -1
     if s.background > -1:
@@ -126,7 +126,7 @@ def _mxnet(boxes: Array, scores: Array, s: _Settings) -> dict[int, Array]:
 
 
 def _best(kept: dict[int, Array], scores: Array, limit: int) -> dict[int, Array]:
-    """The ``limit`` best detections of an image, again by class."""
+    """The ``limit`` best detections of an image, grouped by class."""
     labels = np.concatenate([np.full(len(p), c) for c, p in kept.items()])
     priors = np.concatenate(list(kept.values()))
     order = np.lexsort((priors, -scores[priors, labels]))[:limit]
@@ -155,7 +155,7 @@ def detection_output(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]
         own = of_image[0].reshape(count, s.prior_size)
         used = count
         if not s.normalized:
-            ends = np.flatnonzero(own[:, 0] == -1)  # the marker at the end of a Proposal's list
+            ends = np.flatnonzero(own[:, 0] == -1)  # the end marker of a Proposal's list
             used = int(ends[0]) if len(ends) else count
         variances = None if s.variance_in_target else of_image[1][: count * 4].reshape(count, 1, 4)
         boxes = own[:, None, -4:]

@@ -1,4 +1,4 @@
-"""Heads of networks: RegionYolo, CTCGreedyDecoder."""
+"""Last layers of networks: RegionYolo, CTCGreedyDecoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .common import flag, ints, name, ranked, required
 
 
 def _regions(attrs: Attrs) -> tuple[int, int, int, bool]:
-    """Regions, coordinates, classes, and whether the classes go through a softmax (YOLO v2) or a sigmoid (v3)."""
+    """Regions, coordinates, classes, and whether classes use a softmax (YOLO v2) instead of a sigmoid (v3)."""
     softmax = flag(attrs, "do_softmax", True)
     regions = int(required(attrs, "num")) if softmax else len(ints(attrs, "mask"))
     return regions, int(required(attrs, "coords")), int(required(attrs, "classes")), softmax
@@ -40,7 +40,7 @@ def region_yolo(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 
 def _region_shape(shape: tuple[Dim, ...], attrs: Attrs) -> tuple[Dim, ...]:
-    """YOLO v2's result is flat from 'axis' to 'end_axis'; v3's is not."""
+    """The result shape: flat from 'axis' to 'end_axis' for YOLO v2, unchanged rank for v3."""
     if not flag(attrs, "do_softmax", True):
         return shape
     first, last = axis_of(int(attrs.get("axis", 1)), 4), axis_of(int(attrs.get("end_axis", 3)), 4, "end_axis")

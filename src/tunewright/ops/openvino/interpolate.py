@@ -1,4 +1,4 @@
-"""Interpolate (OpenVINO's, any axes) and its ancestor Interp (two spatial axes, sizes as attributes).
+"""OpenVINO's Interpolate (any axes) and its ancestor Interp (two spatial axes, sizes as attributes).
 
 Every mode is a product of one-dimensional filters, so each axis is one small matrix.
 """
@@ -25,7 +25,7 @@ _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple"
 
 
 def _source(attrs: Attrs, size: int, out: int, scale: np.float32) -> Array:
-    """Where the output's elements lie in the input."""
+    """The input coordinates of the output elements."""
     x = np.arange(out, dtype=np.float32)
     half = np.float32(0.5)
     word = choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
@@ -51,7 +51,7 @@ def _nearest(attrs: Attrs, at: Array, scale: np.float32) -> Array:
 
 
 def _filter(attrs: Attrs, mode: str, size: int, out: int, scale: np.float32, smooth: bool) -> Array:
-    """Weights [out, size] of one axis."""
+    """The weights [out, size] of one axis."""
     at = _source(attrs, size, out, scale)
     rows = np.arange(out)
     weights = np.zeros((out, size), np.float32)
@@ -73,7 +73,7 @@ def _filter(attrs: Attrs, mode: str, size: int, out: int, scale: np.float32, smo
         a = single(attrs, "cube_coeff", -0.75)
         base = np.floor(at)
         s = (at - base).astype(np.float32)
-        for k, d in enumerate((s + 1, s, 1 - s, 2 - s)):  # distances to the four neighbours: the inner ones are below 1
+        for k, d in enumerate((s + 1, s, 1 - s, 2 - s)):  # distances to the four neighbours; the inner two are below 1
             weight = ((a + 2) * d - (a + 3)) * d * d + 1 if k in (1, 2) else ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
             np.add.at(weights, (rows, np.clip(base.astype(np.int64) + k - 1, 0, size - 1)), weight)
     return weights
@@ -95,7 +95,7 @@ def _resize(x: Array, axes: Sequence[int], sizes: Sequence[int], scales: Sequenc
 def _plan(
     attrs: Attrs, shape: Sequence[Dim], sizes: Any, scales: Any, axes: Any
 ) -> tuple[list[int], list[Dim], list[np.float32], list[Dim]]:
-    """Axes, their new sizes (None where unknown), their scales, and the shape after padding."""
+    """The axes, their new sizes (None where unknown), their scales, and the shape after padding."""
     begin, end = (ints(attrs, k)[: len(shape)] for k in ("pads_begin", "pads_end"))
     begin, end = (p + [0] * (len(shape) - len(p)) for p in (begin, end))
     padded: list[Dim] = [d + b + e if isinstance(d, WHOLE) else None for d, b, e in zip(shape, begin, end, strict=True)]
@@ -122,7 +122,7 @@ def _plan(
 
 
 def _split(inputs: Sequence[Any], floating: bool) -> tuple[Any, Any, Any]:
-    """Sizes, scales, axes: Interpolate-4 has an input for each, Interpolate-11 one for sizes or scales."""
+    """Sizes, scales and axes. Interpolate-4 has one input for each, Interpolate-11 one input for sizes or scales."""
     rest = [inputs[i] if i < len(inputs) else None for i in (1, 2, 3)]
     return (rest[0], rest[1], rest[2]) if floating else (rest[0], rest[0], rest[1])
 

@@ -1,4 +1,5 @@
-"""Layers that move data: Copy, Crop, Tile, ShuffleChannels, SpaceToBatch, BatchToSpace, StridedSlice, ReorgYolo."""
+"""OpenVINO layers that move data: Copy, Crop, Tile, ShuffleChannels, SpaceToBatch, BatchToSpace, StridedSlice,
+ReorgYolo."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ def copy(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 
 def crop_window(attrs: Attrs, shape: Sequence[Dim], like: Sequence[Dim] | None) -> list[tuple[int, Dim]]:
-    """Per axis: first element and length. The lengths come from 'dim', from 'crop_end', or from a second input."""
+    """First element and length per axis. The lengths come from 'dim', from 'crop_end', or from a second input."""
     rank = len(shape)
     axes = [axis_of(a, rank) for a in ints(attrs, "axis", (2,))]
     offsets = ints(attrs, "offset", tuple(ints(attrs, "crop_begin", (0,))))
     if like is not None and len(axes) == 1:
-        axes = list(range(axes[0], rank))  # Caffe's: from this axis on
+        axes = list(range(axes[0], rank))  # in Caffe a single axis stands for itself and all later axes
     if len(offsets) == 1:
         offsets *= len(axes)
     lengths, ends = ints(attrs, "dim"), ints(attrs, "crop_end")
@@ -157,7 +158,7 @@ def _infer_blocks(operands: Operands, to_batch: bool) -> Sequence[Type | None]:
 
 
 def _slices(attrs: Attrs, begin: Array, end: Array, step: Array | None) -> tuple[Any, ...]:
-    """numpy's index for a StridedSlice; a mask says where a bound is ignored, an axis is new, or an axis goes."""
+    """The numpy index of a StridedSlice. Masks select ignored bounds, new axes and removed axes."""
     masks = ("begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask", "ellipsis_mask")
     low, high, new, gone, rest = ([*ints(attrs, key), *(0,) * len(begin)] for key in masks)
     index: list[Any] = []
@@ -186,7 +187,7 @@ def _infer_strided_slice(operands: Operands, attrs: Attrs, n: int) -> Sequence[T
         return [data.with_shape(None)]
     if not data.is_static:
         return [data.with_shape(None)]
-    probe = np.broadcast_to(np.zeros((), np.int8), data.dims)  # has no elements of its own
+    probe = np.broadcast_to(np.zeros((), np.int8), data.dims)  # a broadcast view, which stores no elements
     return [data.with_shape(probe[_slices(attrs, begin, end, step)].shape)]
 
 
@@ -194,7 +195,8 @@ def reorg_yolo(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     x, stride = inputs[0], _stride(attrs)
     batch, channels, height, width = x.shape
     inner = channels // (stride * stride)
-    # the data are read as if they had a channel for each stride x stride of theirs, on a plane as much larger
+    # OpenVINO reads the data as a plane that is larger by the stride in both directions, with correspondingly fewer
+    # channels.
     wide = x.reshape(batch, inner, height, stride, width, stride).transpose(0, 3, 5, 1, 2, 4)
     return [np.ascontiguousarray(wide).reshape(batch, channels * stride * stride, height // stride, width // stride)]
 

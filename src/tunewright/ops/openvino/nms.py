@@ -1,4 +1,4 @@
-"""Suppression of overlapping boxes as OpenVINO has it: NonMaxSuppression, MulticlassNms, MatrixNms."""
+"""OpenVINO's suppression of overlapping boxes: NonMaxSuppression, MulticlassNms, MatrixNms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _scalar(inputs: Sequence[Any], i: int, default: float) -> float:
 
 
 def _overlaps(box: Array, others: Array, offset: float = 0.0) -> Array:
-    """Intersection over union; boxes without an area overlap with nothing."""
+    """Intersection over union. A box without an area overlaps no other box."""
     one, zero = np.float32(offset), np.float32(0)
     inside = np.prod(
         np.maximum(np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2]) + one, zero), axis=1
@@ -51,7 +51,7 @@ def _corners(boxes: Array, attrs: Attrs) -> Array:
 def _soft(
     boxes: Array, scores: Array, limit: int, iou: np.float32, least: np.float32, sigma: np.float32
 ) -> list[tuple[int, np.float32]]:
-    """Boxes by falling score; a kept box lowers the scores of those it overlaps with, or (sigma 0) removes them."""
+    """Soft suppression. A kept box lowers the scores of boxes that overlap it; with sigma 0 it removes them."""
     scale = np.float32(-0.5) / sigma if sigma > 0 else np.float32(0)
     waiting = [(-scores[i], int(i), 0) for i in np.flatnonzero(scores > least)]
     heapq.heapify(waiting)
@@ -102,7 +102,7 @@ def _infer_nms(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None
 
 
 def _multiclass(boxes: Array, scores: Array, attrs: Attrs) -> list[tuple[int, np.float32]]:
-    """The boxes of one class that stay. The threshold falls with 'nms_eta' while it is above one half."""
+    """The kept boxes of one class. The threshold is multiplied by 'nms_eta' while it is above one half."""
     threshold, eta = single(attrs, "iou_threshold"), single(attrs, "nms_eta", 1.0)
     offset = 0.0 if flag(attrs, "normalized", True) else 1.0
     order = np.flatnonzero(scores >= single(attrs, "score_threshold"))
@@ -118,7 +118,7 @@ def _multiclass(boxes: Array, scores: Array, attrs: Attrs) -> list[tuple[int, np
 
 
 def _matrix(boxes: Array, scores: Array, attrs: Attrs) -> list[tuple[int, np.float32]]:
-    """The boxes of one class; all scores decay at once by their overlaps with better boxes."""
+    """The boxes of one class. All scores decay at once by their overlaps with better boxes."""
     order = np.flatnonzero(scores > single(attrs, "score_threshold"))
     order = order[descending(scores[order])]
     top = int(attrs.get("nms_top_k", -1))
@@ -140,7 +140,7 @@ _Select = Callable[[Array, Array, Attrs], list[tuple[int, np.float32]]]
 
 
 def _of_image(image: int, boxes: Array, scores: Array, attrs: Attrs, select: _Select) -> list[_Found]:
-    """The best boxes of one image over all classes; boxes [m, 4], or [class, m, 4] where each class has its own."""
+    """The best boxes of one image over all classes. Boxes are [m, 4], or [class, m, 4] if separate per class."""
     found = []
     for c in range(len(scores)):
         if c != int(attrs.get("background_class", -1)):
@@ -153,7 +153,7 @@ def _of_image(image: int, boxes: Array, scores: Array, attrs: Attrs, select: _Se
 
 
 def _sorted(found: list[_Found], attrs: Attrs, select: _Select) -> list[_Found]:
-    """Found boxes stand by image, then by score. MatrixNms sorts by class across images only."""
+    """Sort the boxes, which arrive by image and then by score. MatrixNms sorts by class across images only."""
     order = choice(attrs, "sort_result_type", "none", ("none", "score", "classid"))
     across = flag(attrs, "sort_result_across_batch")
     if order == "score" and across:
@@ -189,7 +189,7 @@ def _select_all(inputs: Sequence[Any], attrs: Attrs, n: int, select: _Select) ->
             len(scores),
             attrs,
         )
-    else:  # [class, all images' m, 4], [class, all images' m], and how many each image has
+    else:  # [class, m of all images, 4], [class, m of all images], and the number of boxes per image
         sizes = [int(v) for v in inputs[2]]
         starts = [0, *np.cumsum(sizes).tolist()]
         for image, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Normalisation layers: Normalize, NormalizeL2, GRN, MVN, GroupNorm, ExperimentalDetectronGroupNorm."""
+"""OpenVINO's normalisations: Normalize, NormalizeL2, GRN, MVN, GroupNorm, ExperimentalDetectronGroupNorm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .common import choice, flag, name, required
 
 
 def _l2(x: Array, axes: tuple[int, ...], eps: float, mode: str) -> Array:
-    if not axes:  # every element is divided by its own magnitude
+    if not axes:  # without axes, every element is divided by its own magnitude
         return np.asarray(x != 0, x.dtype)
     total = np.sum(x * x, axis=axes, keepdims=True)
     floor = x.dtype.type(eps)
@@ -55,7 +55,7 @@ def grn(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 
 def mvn(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    """With axes as second input (MVN-6), else over the spatial axes and, where asked, the channels (MVN-1)."""
+    """MVN. MVN-6 has the axes as second input. MVN-1 uses the spatial axes and, on request, the channels."""
     x = wide(inputs[0])
     if len(inputs) > 1 and inputs[1] is not None:
         axes = tuple(int(a) % x.ndim for a in np.atleast_1d(inputs[1]))

@@ -1,8 +1,8 @@
 """Boxes that depend on shapes only: PriorBox, PriorBoxClustered, ExperimentalDetectronPriorGridGenerator.
 
-PriorBox and PriorBoxClustered come in two forms. Over a feature map and an image (rank 4, as OpenVINO's ONNX front end
-has them) only the inputs' shapes matter and the result is [1, 2, n]; over two vectors (height, width), as in the
-operation set, the result is [2, n]. Row 0 holds the boxes, row 1 their variances.
+PriorBox and PriorBoxClustered have two forms. In OpenVINO's ONNX front end the inputs are a feature map and an image of
+rank 4. Only their shapes matter and the result is [1, 2, n]. In the operation set the inputs are two vectors (height,
+width) and the result is [2, n]. Row 0 holds the boxes, row 1 their variances.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ..base import Array, Attrs, Infer, Operands, OpSpec, Reference
 from ..shapes import tensor, times, value
 from .common import flag, floats, name, ranked, required, single
 
-#: (shift x, shift y, half width, half height, is it clipped to the image)
+#: (shift x, shift y, half width, half height, whether it is clipped to the image)
 _Box: TypeAlias = tuple[Any, Any, Any, Any, bool]
 
 _EPS = 1e-6
-#: most elements that are made at load time
+#: most elements of a result computed at load time
 _FOLDABLE = 1 << 24
 #: most boxes of one cell
 _MOST = 1 << 16
 
 
 def _ratios(attrs: Attrs) -> list[np.float32]:
-    """Aspect ratios without repetition, 1 first, flipped ones beside."""
+    """The aspect ratios without repetition, 1 first, each with its flipped ratio where requested."""
     ratios = [np.float32(1)]
     for ratio in floats(attrs, "aspect_ratio"):
         if all(abs(ratio - known) >= _EPS for known in ratios):
@@ -41,7 +41,7 @@ def _ratios(attrs: Attrs) -> list[np.float32]:
 
 
 def _count(attrs: Attrs) -> int:
-    """Boxes per cell as OpenVINO's shape inference counts them."""
+    """The number of boxes per cell, as OpenVINO's shape inference counts them."""
     ratios = len(_ratios(attrs))
     minimal, maximal, fixed = (len(floats(attrs, key)) for key in ("min_size", "max_size", "fixed_size"))
     count = ratios * minimal + maximal if flag(attrs, "scale_all_sizes", True) else ratios + minimal - 1
@@ -125,7 +125,8 @@ def _clustered(attrs: Attrs, height: int, width: int, image_height: int, image_w
 
 
 def _check_prior_box(attrs: Attrs) -> int:
-    """Boxes per cell. Where OpenVINO's count and its boxes differ, its result is not defined."""
+    """The number of boxes per cell. Raises where OpenVINO's count and its boxes differ, since the result is undefined
+    there."""
     _variance(attrs)
     count = _count(attrs)
     if not 0 < count <= _MOST:
@@ -153,7 +154,7 @@ def _variance(attrs: Attrs) -> Array:
 
 
 def _stand_in(operands: Operands, i: int) -> Array | None:
-    """An array of an operand's shape that takes no memory, or its value; None where the shape is open."""
+    """The value of an operand, or an array of its shape that takes no memory. None where the shape is open."""
     t = tensor(operands, i)
     known = value(operands, i)
     if known is not None or t.shape is None:
@@ -163,7 +164,8 @@ def _stand_in(operands: Operands, i: int) -> Array | None:
 
 
 def _folded(reference: Reference, infer: Infer) -> Callable[[Operands, Attrs], Array | None]:
-    """The boxes where shapes alone tell them, at load time; huge ones are made when they are needed."""
+    """Make a function that computes the boxes at load time where shapes determine them. Huge results wait until run
+    time."""
 
     def fold(operands: Operands, attrs: Attrs) -> Array | None:
         arrays = [_stand_in(operands, i) for i in range(len(operands))]
@@ -178,7 +180,7 @@ def _folded(reference: Reference, infer: Infer) -> Callable[[Operands, Attrs], A
 
 
 def _forms(op: str, boxes: Callable[[Attrs, int, int, int, int], Array], check: Callable[[Attrs], int]) -> OpSpec:
-    """An operator over both forms of the inputs."""
+    """The spec of an operator for both forms of the inputs."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
         over_maps = inputs[0].ndim == 4

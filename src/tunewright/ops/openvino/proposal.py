@@ -1,4 +1,4 @@
-"""Region proposals and the heads of two-stage detectors: Proposal, GenerateProposals, ExperimentalDetectron*."""
+"""Region proposals and heads of two-stage detectors: Proposal, GenerateProposals, ExperimentalDetectron*."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunewright.ir.types import DType, TensorType, Type
 from ..base import Array, Attrs, Operands, OpSpec
 from .common import clip_boxes, descending, flag, floats, name, ranked, refine, required, single, suppress
 
-#: predicted sizes grow by this factor at most
+#: logarithm of the largest growth factor of a predicted size
 _MAX_LOG = math.log(1000.0 / 16.0)
 _REQUIRED = ("base_size", "pre_nms_topn", "post_nms_topn", "nms_thresh", "feat_stride", "min_size", "ratio", "scale")
 
@@ -75,7 +75,7 @@ def proposal(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
             chosen = chosen / np.asarray([image_w, image_h, image_w, image_h], np.float32)
         rois[i, : len(kept), 0], rois[i, : len(kept), 1:], chances[i, : len(kept)] = i, chosen, score[kept]
         if len(kept) < after:
-            rois[i, len(kept), 0] = -1  # ends the list
+            rois[i, len(kept), 0] = -1  # marks the end of the list
     return [rois.reshape(-1, 5).astype(dtype, copy=False), chances.reshape(-1).astype(dtype, copy=False)][:n]
 
 
@@ -104,8 +104,11 @@ def _propose(
     offsets: tuple[float, float],
     drop: bool,
 ) -> tuple[Array, Array]:
-    """Boxes and scores for one image. ``limits``: boxes before and after suppression, its threshold. ``offsets``: of
-    sizes and of overlaps. ``drop``: boxes below the smallest width and height go; else their score becomes zero."""
+    """Boxes and scores of one image.
+
+    ``limits``: numbers of boxes before and after suppression, and its threshold. ``offsets``: of sizes and of overlaps.
+    ``drop``: remove boxes below the smallest width or height; otherwise their score becomes zero.
+    """
     before, after, threshold = limits
     one, count = np.float32(offsets[0]), len(scores)
     moved = deltas.reshape(count, 4, *scores.shape[1:]).transpose(2, 3, 0, 1).reshape(-1, 4)

@@ -1,4 +1,4 @@
-"""FakeQuantize: values snapped to one of ``levels`` steps of an input range, shown in an output range."""
+"""FakeQuantize: rounds values to ``levels`` steps of an input range and maps them to an output range."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _samples(rng: np.random.Generator) -> list[Sample]:
     return samples
 
 
-# Element-wise is legal: the ranges broadcast into the data (checked above): the result has the data's shape and type.
+# The operator counts as element-wise: the ranges broadcast to the data (checked above) and do not change its shape.
 OPS = (
     OpSpec(
         name("FakeQuantize"),

@@ -18,12 +18,12 @@ _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 
 
 def _round(x: Array) -> Array:
-    """Halves away from zero, as C rounds them."""
+    """Round halves away from zero, as C does."""
     return np.asarray(np.trunc(x + np.copysign(_HALF, x)))
 
 
 def _sample(maps: Array, y: Array, x: Array) -> Array:
-    """Bilinear values of maps [c, h, w] at points inside them (y and x of one shape): [c, *points]."""
+    """Bilinear values [c, *points] of maps [c, h, w] at points inside them. y and x have the same shape."""
     height, width = maps.shape[-2:]
     top, left = np.floor(y).astype(np.int64), np.floor(x).astype(np.int64)
     bottom, right = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
@@ -47,7 +47,7 @@ def roi_pooling(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     pool = _max_roi if choice(attrs, "method", "max", ("max", "bilinear")) == "max" else _bilinear_roi
     result = np.zeros((len(rois), data.shape[1], rows, columns), np.float32)
     for i, roi in enumerate(rois):
-        if roi[0] < 0:  # a Proposal's list ends here
+        if roi[0] < 0:  # the end of a Proposal's list
             break
         pool(data[int(roi[0])], roi[1:], single(attrs, "spatial_scale", 1.0), result[i])
     return [result.astype(inputs[0].dtype, copy=False)]
@@ -69,7 +69,7 @@ def _max_roi(maps: Array, roi: Array, scale: np.float32, out: Array) -> None:
 
 
 def _bilinear_roi(maps: Array, roi: Array, scale: np.float32, out: Array) -> None:
-    """The corners of the region are parts of the map's size already, so ``scale`` plays no role."""
+    """Bilinear ROIPooling. The corners of the region are relative to the map's size, so ``scale`` is unused."""
     points = []
     for start, end, bins, size in (
         (roi[1], roi[3], out.shape[1], maps.shape[1]),
@@ -80,7 +80,7 @@ def _bilinear_roi(maps: Array, roi: Array, scale: np.float32, out: Array) -> Non
             at = np.asarray([_HALF * (start + end) * last])
         else:
             at = np.arange(bins, dtype=np.float32) * ((end - start) * last / np.float32(bins - 1)) + start * last
-            at[-1] = last * end  # without the rounding of the line above
+            at[-1] = last * end  # without the rounding error of the line above
         points.append(at)
     y, x = np.meshgrid(*points, indexing="ij")
     inside = (y >= 0) & (y <= maps.shape[1] - 1) & (x >= 0) & (x <= maps.shape[2] - 1)
@@ -115,7 +115,7 @@ def psroi_pooling(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 
 def _average_psroi(maps: Array, roi: Array, scale: np.float32, out: Array) -> None:
-    """Bin (p, q) of output channel c pools input channel (c * bins + p) * bins + q."""
+    """Average PSROIPooling. Bin (p, q) of output channel c pools input channel (c * bins + p) * bins + q."""
     bins = out.shape[1]
     start, end = _round(roi[:2]) * scale, (_round(roi[2:]) + _ONE) * scale
     step = (end - start) / np.float32(bins)
@@ -132,7 +132,8 @@ def _average_psroi(maps: Array, roi: Array, scale: np.float32, out: Array) -> No
 
 
 def _bilinear_psroi(maps: Array, roi: Array, grid: tuple[int, int], out: Array) -> None:
-    """Each output bin is the mean of one sample from each of grid_x x grid_y groups of channels."""
+    """Bilinear PSROIPooling. Each output bin is the mean of one sample per group of channels; there are grid_x x grid_y
+    groups."""
     channels, rows, columns = out.shape
     height, width = maps.shape[1:]
     step_x, step_y = (roi[2] - roi[0]) / np.float32(grid[0]), (roi[3] - roi[1]) / np.float32(grid[1])
@@ -197,7 +198,7 @@ def deformable_psroi_pooling(inputs: Sequence[Any], attrs: Attrs, n: int) -> lis
 
 
 def _sample_each(maps: Array, channel: Array, y: Array, x: Array) -> Array:
-    """Bilinear values, each point from a channel of its own."""
+    """Bilinear values. Each point reads its own channel."""
     top, left = np.floor(y).astype(np.int64), np.floor(x).astype(np.int64)
     bottom, right = np.minimum(top + 1, maps.shape[1] - 1), np.minimum(left + 1, maps.shape[2] - 1)
     dx, dy = (x - left).astype(np.float32), (y - top).astype(np.float32)
@@ -227,7 +228,7 @@ def roi_features(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     result = np.zeros((len(rois), levels[0].shape[1], bins, bins), np.float32)
     area = (rois[:, 2] - rois[:, 0]) * (rois[:, 3] - rois[:, 1])
     for i in np.flatnonzero(area > 0):
-        # a region as large as 224 x 224 belongs to the third level of the pyramid
+        # A region of 224 x 224 belongs to the third level of the pyramid.
         size = np.log2(np.sqrt(area[i]) / np.float32(224) + np.float32(1e-6))
         level = min(max(int(np.floor(size + 2)), 0), len(levels) - 1)
         result[i] = _align(levels[level][0], rois[i] * np.float32(1 / scales[level]) - shift, bins, ratio)
@@ -235,7 +236,7 @@ def roi_features(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 
 def _align(maps: Array, roi: Array, bins: int, ratio: int) -> Array:
-    """The mean of a grid of bilinear samples in each bin."""
+    """The mean of a grid of bilinear samples in each bin (ROIAlign)."""
     height, width = maps.shape[1:]
     size = np.maximum(roi[2:] - roi[:2], _ONE)
     step = size / np.float32(bins)

@@ -1,6 +1,6 @@
 """Samples of ONNX's own operators: small, odd-sized inputs on which every implementation is checked.
 
-`with_samples` gives each spec of a family the samples that stand here under its name.
+`with_samples` gives each spec of a family the samples listed here under its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..base import Array, OpSpec, Sample
 
-Rng: TypeAlias = "np.random.Generator"  # as text: numpy imports it when it is first named
+Rng: TypeAlias = "np.random.Generator"  # a string, because numpy imports `random` at its first use
 Samples: TypeAlias = Callable[[Rng], Iterable[Sample]]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -57,7 +57,7 @@ def unary(low: float = -3, high: float = 3, **attrs: Any) -> Samples:
 
 
 def signed(rng: Rng) -> Iterable[Sample]:
-    """Floats and integers."""
+    """Samples of floats and integers."""
     yield from unary()(rng)
     for dtype in (np.int8, np.int32, np.int64):
         yield Sample([integers(rng, -100, 100, 5, 3, dtype=dtype)], {})
@@ -255,7 +255,7 @@ ACTIVATIONS: dict[str, Samples] = {
 def over(
     values: Iterable[Any], inputs: Callable[[Rng, Any], Sequence[Any]], *attrs: dict[str, Any], outputs: int = 1
 ) -> Samples:
-    """`each` for inputs that depend on a value, over several values."""
+    """Apply `each` to several values that the inputs depend on."""
     return join(*(each(partial(_swapped, inputs, v), *attrs, outputs=outputs) for v in values))
 
 
@@ -274,7 +274,7 @@ def each(inputs: Callable[[Rng], Sequence[Any]], *attrs: dict[str, Any], outputs
 
 
 def join(*parts: Samples) -> Samples:
-    """All samples of several."""
+    """Concatenate several sets of samples."""
 
     def make(rng: Rng) -> Iterable[Sample]:
         for part in parts:

@@ -12,7 +12,7 @@ from .base import Rng, Samples, each, integers, ints, join, normal, over, scalar
 
 # -- recurrence -------------------------------------------------------------------------------------------------------
 def _recurrent(gates: int, *attrs: dict[str, Any], states: int = 1, peepholes: bool = False) -> Samples:
-    """All inputs; then without the optional ones."""
+    """Samples with all inputs, then without the optional ones."""
 
     def inputs(rng: Rng, directions: int, full: bool, layout: int = 0) -> list[Any]:
         steps, batch, size, hidden = 6, 3, 4, 5

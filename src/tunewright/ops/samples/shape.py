@@ -1,4 +1,4 @@
-"""Samples of the operators that move, pick and make elements."""
+"""Samples of operators that move, select and create elements."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Solvers whose kernels are written in Triton, as text: what a kernel is made for is in it as literals."""
+"""Solvers with Triton kernels as text. The text holds the problem's sizes and parameters as literals."""

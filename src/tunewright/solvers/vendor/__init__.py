@@ -1,1 +1,2 @@
-"""Solvers that call the vendor's libraries (cuDNN, cuBLAS, attention) through torch: they compete like any other."""
+"""Solvers that call the vendor's libraries (cuDNN, cuBLAS, attention) through torch. They compete like any other
+solver."""

@@ -1,4 +1,4 @@
-"""What calls of a vendor's library share: logical views of tensors, and the epilogue as one kernel behind the call."""
+"""Common parts of library calls: logical views of tensors, and the epilogue as one kernel behind the call."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..triton.product import precision as multiply
 from ..triton.source.compile import is_recording
 from ..triton.source.text import why_not_chain
 
-#: how it multiplies numbers of single precision; see `triton.multiply`
+#: precisions of single-precision products; see `triton.multiply`
 PRECISIONS = ("ieee", "tf32")
 
 
-#: (logical inputs, logical outputs to write into or None) -> the result, or results in a list
+#: (logical inputs, logical outputs to write into or None) -> the result, or a list of results
 Operation: TypeAlias = Callable[[Sequence[Any], Sequence[Any] | None], Any]
 
 
 class VendorSolver(CudaSolver):
-    """The main operation as `operation` writes it, then the epilogue: one generated kernel, if there is any."""
+    """Runs the main operation by `operation`, then the epilogue, if any, as one generated kernel."""
 
-    #: an algorithm that the library picks by itself may be another one tomorrow
+    #: The library may choose another algorithm in another run.
     reproducible = False
-    #: it can be told where to write: without an epilogue nothing is copied
+    #: whether the operation can write into given outputs; without an epilogue this saves a copy
     writes: ClassVar[bool] = False
-    #: tensor cores may multiply for it
+    #: whether the operation may multiply on tensor cores
     multiplies: ClassVar[bool] = False
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -61,16 +61,17 @@ class VendorSolver(CudaSolver):
         return multiply.marked(super().compile(problem, config, device), config)
 
     def _is_single(self, problem: Problem) -> bool:
-        """Whether it multiplies numbers of single precision."""
+        """Whether the operation multiplies single-precision numbers."""
         first = problem.inputs[0]
         return self.multiplies and isinstance(first, TensorType) and first.dtype is DType.FLOAT32
 
     @abstractmethod
     def operation(self, problem: Problem) -> Operation:
-        """The main one, with the beginning of the epilogue that `rest` leaves out."""
+        """The main operation, with the first step of the epilogue where `rest` removes it."""
 
     def rest(self, problem: Problem) -> Problem:
-        """The problem without a beginning of its epilogue that the library does: a step with the first operand."""
+        """The problem without the first step of its epilogue, where the library computes it from the step's first
+        operand."""
         return problem
 
     def call(self, problem: Problem, config: Config, device: CudaDevice) -> Call:
@@ -87,7 +88,7 @@ class VendorSolver(CudaSolver):
             between = main_type(problem).dtype.numpy
 
             def with_epilogue(queue: CudaQueue, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-                if is_recording():  # the library needs no compiling
+                if is_recording():  # a library call needs no compilation
                     result = outputs[0].new_empty(out.physical, dtype=torch_dtype(between))
                 else:
                     ins = [logical(x, t) for x, t in zip(inputs[:taken], types, strict=False)]
@@ -110,7 +111,8 @@ class VendorSolver(CudaSolver):
 
 
 def _in_precision(operation: Operation, precision: str) -> Operation:
-    """Single-precision factors as they are ("ieee"), or rounded, which cuDNN does unless it is told not to."""
+    """Set the precision of a call: "ieee" keeps single-precision factors exact. cuDNN rounds them unless told
+    otherwise."""
 
     def run(inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Any:
         import torch
@@ -118,7 +120,8 @@ def _in_precision(operation: Operation, precision: str) -> Operation:
         known: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
         value: str | bool = precision == "tf32"
         name = "allow_tf32"
-        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # from torch 2.9 on; it warns of the other way
+        # from torch 2.9 on, which warns about the older attribute
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
             known, value, name = [torch.backends.cudnn.conv, known[1]], precision, "fp32_precision"
         before = [getattr(place, name) for place in known]
         try:
@@ -133,7 +136,7 @@ def _in_precision(operation: Operation, precision: str) -> Operation:
 
 
 def logical(tensor: Any, type: TensorType | None) -> Any:
-    """A tensor in its logical order: a view."""
+    """A view of a tensor in its logical order."""
     if tensor is None or type is None or type.layout.name != "nhwc":
         return tensor
     rank = len(type.dims)
@@ -141,7 +144,7 @@ def logical(tensor: Any, type: TensorType | None) -> Any:
 
 
 def physical(tensor: Any, type: TensorType) -> Any:
-    """A result as it lies in memory: a view where it lies so already."""
+    """A result in its physical order; a view where it already lies so."""
     if type.layout.name == "nhwc":
         rank = len(type.dims)
         tensor = tensor.permute(0, *range(2, rank), 1)

@@ -1,4 +1,4 @@
-"""Convolutions by cuDNN, transposed ones as well."""
+"""Convolutions and transposed convolutions by cuDNN."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .base import Operation, VendorSolver
 
 
 class VendorConv(VendorSolver):
-    """One to three spatial axes; channels last where it may choose, as tensor cores want them."""
+    """Convolutions with one to three spatial axes. They prefer channels last, as tensor cores do."""
 
     id = "vendor.conv"
     ops = frozenset({"Conv"})
@@ -69,7 +69,7 @@ class VendorConv(VendorSolver):
 
 
 class VendorConvTranspose(VendorSolver):
-    """One to three spatial axes, any groups."""
+    """Transposed convolutions with one to three spatial axes and any number of groups."""
 
     id = "vendor.conv_transpose"
     ops = frozenset({"ConvTranspose"})
@@ -96,7 +96,7 @@ class VendorConvTranspose(VendorSolver):
         full = [(x.dims[k + 2] - 1) * strides[k] + (w.dims[k + 2] - 1) * dilations[k] + 1 for k in range(rank)]
         cuts = [cut for _, cut in sizes]
         more = [size + 2 * cut - whole for (size, cut), whole in zip(sizes, full, strict=True)]
-        # its padding is the same on both sides, and what is added at the end less than a step
+        # cuDNN takes equal padding on both sides, and an output padding below the stride or dilation.
         steps = [max(pair) for pair in zip(strides, dilations, strict=True)]
         even = min(cuts) >= 0 and all(0 <= extra < step for extra, step in zip(more, steps, strict=True))
         pads = [p for k in reversed(range(rank)) for p in (-cuts[k], sizes[k][0] + cuts[k] - full[k])]

@@ -16,7 +16,7 @@ _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64
 
 
 class VendorMatMul(VendorSolver):
-    """Any shapes that MatMul takes."""
+    """MatMul of any shapes."""
 
     id = "vendor.matmul"
     ops = frozenset({"MatMul"})
@@ -48,12 +48,12 @@ class VendorMatMul(VendorSolver):
         return run if self.rest(problem) is problem else with_bias
 
     def rest(self, problem: Problem) -> Problem:
-        """Without a bias that comes first: cuBLASLt adds it."""
+        """The problem without a leading bias, which cuBLASLt adds."""
         return _without_bias(problem) or problem
 
 
 def _without_bias(problem: Problem) -> Problem | None:
-    """The problem behind the sum of a product and a vector, its first operand; None if there is no such sum."""
+    """The problem without its first step, the sum of the product and a vector; None where there is no such sum."""
     x, w, bias = (*problem.inputs, None)[:3]
     if not problem.epilogue or len(problem.main_inputs) != 2 or not isinstance(bias, TensorType):
         return None
@@ -70,7 +70,7 @@ def _without_bias(problem: Problem) -> Problem | None:
 
 
 class VendorGemm(VendorSolver):
-    """With the third operand added by the library."""
+    """Gemm. The library also adds the third operand."""
 
     id = "vendor.gemm"
     ops = frozenset({"Gemm"})

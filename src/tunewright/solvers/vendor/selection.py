@@ -1,6 +1,7 @@
-"""What picks or sums up elements along an axis, by torch: rarely more than a few steps at the end of a network.
+"""Selections and sums along an axis by torch, usually a few steps at the end of a network.
 
-Without them the host would run these steps, and cut a recorded graph in two. A table of functions on logical tensors.
+Without these solvers the host would run the steps, and split a recorded graph in two. A table of functions on logical
+tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _axis(problem: Problem, default: int) -> int:
 
 
 def _number(problem: Problem, i: int, default: int) -> int:
-    """A constant input of one element."""
+    """The value of a constant input with one element."""
     value = problem.value(i) if i < len(problem.main_inputs) else None
     return default if value is None else int(np.asarray(value).reshape(-1)[0])
 
@@ -63,7 +64,7 @@ def _cumulated(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
 def _gather_elements(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
     axis = _axis(problem, 0)
     size = ins[0].shape[axis]
-    # what lies outside is kept inside: a GPU has no way to complain
+    # Indices outside are clamped, because a GPU kernel cannot raise.
     index = torch.where(ins[1] < 0, ins[1] + size, ins[1]).clamp(0, size - 1).to(torch.int64)
     return ins[0].gather(axis, index)
 
@@ -82,7 +83,7 @@ def _local_norm(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
 
 
 def _padded(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
-    """With what is there: axis by axis, every index of the result names one of the input."""
+    """Padding with elements of the input. Along each axis, every index of the result selects one of the input."""
     x, mode, rank = ins[0], problem.attrs["mode"], ins[0].dim()
     pads, axes = (None if (v := problem.value(i)) is None else [int(n) for n in v.reshape(-1)] for i in (1, 3))
     chosen = [a % rank for a in axes] if axes is not None else list(range(rank))
@@ -114,12 +115,12 @@ TABLE: Mapping[str, Function] = {
     "Trilu": _triangle,
     "LRN": _local_norm,
 }
-#: inputs that have to be constant
+#: inputs that must be constant
 _NEEDED = {"Pad": (1, 3), "TopK": (1,), "CumSum": (1,), "Trilu": (1,)}
 
 
 class Picking(VendorSolver):
-    """The table."""
+    """The operations of `TABLE`, on torch."""
 
     id = "vendor.picking"
     ops = frozenset(TABLE)

@@ -1,6 +1,6 @@
-"""What torch does with one of its own kernels: poolings, normalisations, reductions, attention, moving of data.
+"""Operations that torch runs as one of its own kernels: pooling, normalisation, reduction, attention, moves of data.
 
-A table of functions on logical tensors. They serve until a kernel of ours is better, and are measured against it then.
+A table of functions on logical tensors. Generated kernels compete with them and are measured against them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .. import attention_form
 from ..base import Problem
 from .base import Operation, VendorSolver
 
-#: (torch, logical inputs, problem) -> the result, or several
+#: (torch, logical inputs, problem) -> the result, or several results
 Function: TypeAlias = Callable[[Any, Sequence[Any], Problem], Any]
 
 _FLOAT = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
@@ -40,7 +40,7 @@ def _in(problem: Problem, i: int = 0) -> TensorType:
 
 
 def _ints(problem: Problem, i: int) -> list[int] | None:
-    """A constant input that says what to do."""
+    """The elements of a constant integer input; None where it is absent or not constant."""
     value = problem.value(i) if i < len(problem.main_inputs) else None
     return None if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
 
@@ -174,7 +174,7 @@ TABLE: Mapping[str, Function] = {
     "Attention": _attention,
     strided_attention.STRIDED: _strided_attention,
 }
-#: inputs that must be known
+#: inputs that must be constant
 _NEEDED = {"Slice": (1, 2, 3, 4), "ReduceMean": (1,), "ReduceSum": (1,), "ReduceMax": (1,), "ReduceMin": (1,)}
 _FLOATS_ONLY = frozenset(
     {
@@ -187,12 +187,12 @@ _FLOATS_ONLY = frozenset(
         strided_attention.STRIDED,
     }
 )
-#: work on the physical order as well as on the plain one
+#: operations that work on the physical order as well as on the plain one
 _ANY_LAYOUT = frozenset({REORDER, "Identity", "MaxPool", "GlobalAveragePool", "Concat", "ReduceMean"})
 
 
 class VendorOperations(VendorSolver):
-    """The table."""
+    """The operations of `TABLE`, on torch."""
 
     id = "vendor.tensors"
     ops = frozenset(TABLE)

@@ -1,4 +1,4 @@
-"""NonMaxSuppression: the best box wins, and takes with it every box of its class that overlaps it too much."""
+"""NonMaxSuppression: each best box removes the boxes of its class that overlap it too much."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunewright.ops.samples.base import with_samples
 
 
 def _corners(boxes: Array, centre: bool) -> Array:
-    """[x1, y1, x2, y2] with x1 <= x2 and y1 <= y2 where the format does not say so."""
+    """[x1, y1, x2, y2]. Boxes given by corners are ordered so that x1 <= x2 and y1 <= y2."""
     if centre:
         half = boxes[..., 2:] / 2
         return np.concatenate([boxes[..., :2] - half, boxes[..., :2] + half], -1)
@@ -24,26 +24,27 @@ def _corners(boxes: Array, centre: bool) -> Array:
     return np.concatenate([low[..., ::-1], high[..., ::-1]], -1)
 
 
-_BLOCK = 64  # candidates that are compared with each other at once
+_BLOCK = 64  # number of candidates compared with each other at once
 
 
 def _overlapping(a: Array, b: Array, threshold: float) -> Array:
-    """Which boxes of a, [4, n], and of b, [4, m], have an intersection over union above the threshold: [n, m]."""
+    """Booleans [n, m]: whether a box of a, [4, n], and one of b, [4, m], exceed the threshold of intersection over
+    union."""
     a = a[:, :, None]
     width = np.minimum(a[2], b[2]) - np.maximum(a[0], b[0])
     height = np.minimum(a[3], b[3]) - np.maximum(a[1], b[1])
     inside = np.maximum(width, 0) * np.maximum(height, 0)
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inside
-    # Boxes that do not meet have inside = 0; two without an area give 0 / 0, which compares as false.
+    # Boxes that do not meet have inside = 0. Two boxes without an area give 0 / 0, which compares as false.
     return np.asarray((inside / union > threshold) & (inside > 0))
 
 
 def suppress(boxes: Array, scores: Array, limit: int, threshold: float, least: float | None) -> list[int]:
-    """Indices of the boxes that stay, best first; of equal scores the lower index comes first."""
+    """Indices of the boxes that stay, best first. Of equal scores the lower index comes first."""
     candidates = np.arange(len(scores)) if least is None else np.flatnonzero(scores > least)
     order = candidates[np.argsort(-scores[candidates], kind="stable")]
     ranked = boxes[order].T
-    kept: list[int] = []  # places in the order
+    kept: list[int] = []  # positions in `order`
     for begin, end in chunks(len(order), _BLOCK):
         if len(kept) >= limit:
             break

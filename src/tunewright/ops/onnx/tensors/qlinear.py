@@ -48,12 +48,12 @@ def _qlinear_conv_flops(inputs: Sequence[TensorType | None], outputs: Sequence[T
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
 def _rows(v: Array) -> Array:
-    """A parameter of the left operand: one number, one per row, or already of its rank."""
+    """A parameter of the left operand: one number, one per row, or an array of the operand's rank."""
     return v.reshape(()) if v.size == 1 else v.reshape(-1, 1) if v.ndim == 1 else v
 
 
 def _columns(v: Array) -> Array:
-    """A parameter of the right operand: one number, one per column, or already of its rank."""
+    """A parameter of the right operand: one number, one per column, or an array of the operand's rank."""
     return v.reshape(()) if v.size == 1 else v
 
 

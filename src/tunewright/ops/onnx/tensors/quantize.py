@@ -1,4 +1,4 @@
-"""QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear: per tensor, per axis, in blocks, for every type."""
+"""QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear for every type: per tensor, per axis or in blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FLOAT8 = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2,
 
 
 def spread(value: Array, shape: Sequence[int], axis: int, block: int = 0) -> Array:
-    """A scale or zero point shaped to broadcast: one number, one per index of an axis, or one per block along it."""
+    """Reshape a scale or zero point to broadcast: one number, one per index of an axis, or one per block along it."""
     if value.size == 1:
         return value.reshape(())
     axis = shapes.axis_of(axis, len(shape))
@@ -35,7 +35,7 @@ def spread(value: Array, shape: Sequence[int], axis: int, block: int = 0) -> Arr
 
 
 def to_integers(x: Array, zero: Array | None, dtype: np.dtype[Any]) -> Array:
-    """round(x) + zero point, ties to even, saturated. Writes into ``x``, a float array that is the caller's own."""
+    """round(x) + zero point, ties to even, saturated. Overwrites ``x``, a float array that belongs to the caller."""
     x = np.rint(x, out=x) if x.ndim else np.asarray(np.rint(x))
     if zero is not None and zero.any():
         x = x + zero.astype(x.dtype)
@@ -47,7 +47,7 @@ def _quantize(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, scale, zero = inputs[0], inputs[1], shapes.optional(inputs, 2)
     axis, block = int(attrs.get("axis", 1)), int(attrs.get("block_size", 0))
     to = DType.of_numpy(zero.dtype) if zero is not None else _declared(attrs) or DType.UINT8
-    # The quotient is rounded to ``precision`` (by default the type of the scale) before it is quantised.
+    # The quotient is rounded to ``precision`` (default: the scale's type) before it is quantised.
     precision = DType.of_onnx(int(attrs["precision"])).numpy if attrs.get("precision") else scale.dtype
     divisor = wide(spread(narrow(scale, precision), x.shape, axis, block))
     ratio = np.asarray(wide(narrow(x, precision)) / divisor)

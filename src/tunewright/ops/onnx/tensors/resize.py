@@ -1,4 +1,4 @@
-"""Resize in all modes: one axis after the other, each output index a weighted sum of a few input indices."""
+"""Resize in all modes, one axis after the other. Each output element is a weighted sum of a few input elements."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _policy(attrs: Attrs) -> str:
 
 
 def _scaled(dim: int, scale: float) -> int:
-    """floor(dim * scale) in single precision, as everyone computes it: 10 * 0.7 is 7."""
+    """floor(dim * scale) in single precision, as other engines compute it: 10 * 0.7 is 7."""
     if isinstance(dim, SymInt):
         exact = Fraction(float(np.float32(scale)))
-        if dim * exact.numerator < 1 << 24:  # the product has no more digits than single precision
+        if dim * exact.numerator < 1 << 24:  # the product fits the digits of single precision
             return dim * exact.numerator // exact.denominator
     return math.floor(np.float32(dim) * np.float32(scale))
 
@@ -44,7 +44,7 @@ def _scaled(dim: int, scale: float) -> int:
 def _plan(
     dims: Sequence[int], scales: Sequence[float] | None, sizes: Sequence[int] | None, attrs: Attrs
 ) -> tuple[list[int], list[float]]:
-    """Output size and scale of every axis."""
+    """The output size and the scale of every axis."""
     axes = _axes(attrs, len(dims))
     output, factor = list(dims), [1.0] * len(dims)
     if (scales is None) == (sizes is None):
@@ -72,7 +72,7 @@ def _plan(
 
 
 def _ratio(size: int, dim: int) -> float:
-    """How many times as long an axis becomes; NaN where that is not the same number for a whole class of shapes."""
+    """The factor by which an axis grows; NaN where it is not the same number for a whole class of shapes."""
     if not isinstance(dim, SymInt) and not isinstance(size, SymInt):
         return size / dim if dim else 1.0
     whole = size // dim if isinstance(size, SymInt) and isinstance(dim, SymInt) else 0
@@ -82,9 +82,9 @@ def _ratio(size: int, dim: int) -> float:
 
 # -- one axis ---------------------------------------------------------------------------------------------------------
 def _source(x: Array, size: int, scale: float, mode: str, roi: tuple[float, float]) -> Array:
-    """Where each output index of ``x`` lies in the input.
+    """The input coordinates of the output indices ``x``.
 
-    The specification's ``length_resized`` is the length of the result, a whole number, also where a scale was given.
+    The specification's ``length_resized`` is the length of the result, a whole number, even where a scale was given.
     """
     out = len(x)
     if mode == "half_pixel":
@@ -117,7 +117,7 @@ def _nearest(x: Array, mode: str) -> Array:
 
 
 def cubic(t: Array, a: float) -> Array:
-    """Keys' kernel of the distance ``t``."""
+    """Keys' cubic kernel at the distance ``t``."""
     t = np.abs(t)
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((t - 5) * t + 8) * t * a - 4 * a
@@ -125,10 +125,10 @@ def cubic(t: Array, a: float) -> Array:
 
 
 def _weights(x: Array, scale: float, attrs: Attrs) -> tuple[Array, Array]:
-    """(indices, weights), each [out, taps], before the borders are looked at."""
+    """(indices, weights), each [out, taps], before the borders are handled."""
     kernel = attrs.get("mode", "nearest")
     reach = 2 if kernel == "cubic" else 1
-    shrink = min(scale, 1.0) if attrs.get("antialias", 0) else 1.0  # smoothing only matters when it gets smaller
+    shrink = min(scale, 1.0) if attrs.get("antialias", 0) else 1.0  # antialiasing only matters where the axis shrinks
     start = math.floor(-reach / shrink) + 1
     base = np.floor(x)
     exact = x == base
@@ -148,7 +148,7 @@ def _weights(x: Array, scale: float, attrs: Attrs) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class ResizeStep:
-    """An axis that is resized: its new length, the factor, and the part of the input that is taken."""
+    """The resizing of one axis: its new length, the factor, and the part of the input that is used."""
 
     axis: int
     out: int
@@ -158,9 +158,9 @@ class ResizeStep:
 
 @dataclass(frozen=True)
 class Taps:
-    """What each index of a new axis is made of: ``indices`` and ``weights`` [out, taps]; None: the element itself.
+    """The input elements of each output index: ``indices`` and ``weights``, both [out, taps]. No weights: a plain copy.
 
-    ``outside`` [out]: where a value is the extrapolation's instead; None: nowhere.
+    ``outside`` [out] marks indices that take the extrapolation value; None marks none.
     """
 
     indices: Array
@@ -169,10 +169,10 @@ class Taps:
 
 
 def taps(size: int, step: ResizeStep, attrs: Attrs) -> Taps:
-    """Those of an axis of ``size`` (not 0)."""
+    """The taps of an axis of ``size`` elements. ``size`` must not be 0."""
     mode = attrs.get("coordinate_transformation_mode", "half_pixel")
     nearest = attrs.get("mode", "nearest") == "nearest"
-    # In single precision 17 / 1.7 is 10, as everyone computes it; a double of the same scale would name pixel 9.
+    # In single precision 17 / 1.7 is 10, as other engines compute it. In double precision it would select pixel 9.
     where = _source(np.arange(step.out, dtype=np.float32 if nearest else np.float64), size, step.scale, mode, step.roi)
     weights: Array | None = None
     if nearest:
@@ -189,11 +189,12 @@ def taps(size: int, step: ResizeStep, attrs: Attrs) -> Taps:
 
 @dataclass(frozen=True)
 class Period:
-    """An axis that becomes ``factor`` times as long, a power of two: element ``j`` is made of the elements
-    ``j // factor + offsets[j % factor]``, as far as there are such, else of the first or the last one, with
-    ``weights[j % factor]``. Both are [factor, taps]; no weights: the element itself.
+    """The repeating taps of an axis that grows by ``factor``, a power of two.
 
-    All of it is exact in floating point, so it holds for an axis of any length.
+    Element ``j`` is the sum of input elements ``j // factor + offsets[j % factor]`` with ``weights[j % factor]``.
+    Indices are clamped to the axis. Both arrays are [factor, taps]; without weights the element is copied.
+
+    All values are exact in floating point, so they hold for an axis of any length.
     """
 
     factor: int
@@ -203,12 +204,12 @@ class Period:
 
 #: positions of a longer axis would not be exact in single precision
 _MOST_EXACT = 1 << 22
-#: an axis that is long enough to see what every middle element is made of
+#: length of a trial axis, long enough to show the taps of a middle element
 _SAMPLE = 16
 
 
 def period(size: int, step: ResizeStep, attrs: Attrs) -> Period | None:
-    """How elements of an axis repeat; None where they do not."""
+    """The repeating taps of an axis; None where they do not repeat."""
     mode = attrs.get("coordinate_transformation_mode", "half_pixel")
     factor = int(step.scale) if math.isfinite(step.scale) else 0
     if factor != step.scale or factor & (factor - 1) or factor < 1 or attrs.get("exclude_outside", 0):
@@ -224,7 +225,7 @@ def period(size: int, step: ResizeStep, attrs: Attrs) -> Period | None:
 
 
 def _along(x: Array, step: ResizeStep, attrs: Attrs) -> Array:
-    """``x`` resized along one axis."""
+    """Resize ``x`` along one axis."""
     axis = step.axis
     size = x.shape[axis]
     if not step.out or not size:
@@ -235,7 +236,7 @@ def _along(x: Array, step: ResizeStep, attrs: Attrs) -> Array:
     if found.weights is not None:
         weights = found.weights.astype(x.dtype)
         y *= weights[:, 0].reshape(column)
-        part = np.empty_like(y)  # one buffer: fresh memory costs more than the arithmetic
+        part = np.empty_like(y)  # one buffer, because fresh memory costs more than the arithmetic
         for t in range(1, weights.shape[1]):
             np.take(x, found.indices[:, t], axis, out=part, mode="clip")
             part *= weights[:, t].reshape(column)
@@ -246,17 +247,17 @@ def _along(x: Array, step: ResizeStep, attrs: Attrs) -> Array:
 
 
 def extrapolation(attrs: Attrs, dtype: np.dtype[Any]) -> Array:
-    """The value of elements that lie outside."""
+    """The value of output elements outside the input."""
     return np.asarray(attrs.get("extrapolation_value", 0.0)).astype(dtype)
 
 
 def steps(
     dims: Sequence[int], roi: Array | None, scales: Array | None, sizes: Array | None, attrs: Attrs
 ) -> list[ResizeStep]:
-    """The axes that are resized, in the order in which it is done; inputs that are empty count as absent.
+    """The axes to resize, in the order of execution. Empty inputs count as absent.
 
-    What gets smaller goes first, and the last axis before others: fewer elements are gathered one by one. Lengths may
-    be symbolic. The factor is NaN where it is not the same for a whole class of shapes.
+    Axes that shrink go first, and later axes go before earlier ones, so that fewer elements are gathered one by one.
+    Lengths may be symbolic. The factor is NaN where it is not the same for a whole class of shapes.
     """
     roi, scales, sizes = (None if a is None or not a.size else a.reshape(-1) for a in (roi, scales, sizes))
     factors, lengths = (None if a is None else a.tolist() for a in (scales, sizes))
@@ -275,7 +276,7 @@ def steps(
 
 
 def working_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """In which weighted sums of elements are taken."""
+    """The accumulation type of weighted sums of elements."""
     if dtype.kind in "iu":
         return np.dtype(np.float64 if dtype.itemsize > 2 else np.float32)
     return np.dtype(wide(np.empty(0, dtype)).dtype)

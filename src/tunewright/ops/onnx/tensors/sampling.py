@@ -1,4 +1,4 @@
-"""Values at points between pixels: GridSample, RoiAlign, and the grids of AffineGrid."""
+"""Interpolation between pixels: GridSample, RoiAlign, and the grids of AffineGrid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .resize import cubic
 
 # -- GridSample -------------------------------------------------------------------------------------------------------
 def _reflect(x: Array, low: float, high: float) -> Array:
-    """Fold coordinates back at the borders until they lie between them."""
+    """Reflect coordinates at the borders until they lie between them."""
     span = high - low
     if span <= 0:
         return np.full_like(x, low)
@@ -39,7 +39,7 @@ def _reflect(x: Array, low: float, high: float) -> Array:
 
 
 def _at(index: Array, size: int, mode: str, low: float, high: float) -> tuple[Array, Array | None]:
-    """Legal indices for the integers ``index``, and where a value counts (None: everywhere)."""
+    """Valid indices for the integers ``index``, and where a value counts (None: everywhere)."""
     if mode == "zeros":
         return np.clip(index, 0, size - 1).astype(np.int64), (index >= 0) & (index < size)
     if mode == "reflection":
@@ -48,7 +48,7 @@ def _at(index: Array, size: int, mode: str, low: float, high: float) -> tuple[Ar
 
 
 def _axis_taps(x: Array, size: int, attrs: Attrs) -> list[tuple[Array, Array | None]]:
-    """Along one axis: (index, weight) of each tap for coordinates in [-1, 1]; weight None stands for 1."""
+    """(index, weight) of each tap along one axis, for coordinates in [-1, 1]. A weight of None stands for 1."""
     mode, padding = attrs.get("mode", "linear"), attrs.get("padding_mode", "zeros")
     if padding not in ("zeros", "border", "reflection"):
         raise ValueError(f"padding_mode {padding!r} is not zeros, border or reflection")
@@ -57,7 +57,7 @@ def _axis_taps(x: Array, size: int, attrs: Attrs) -> list[tuple[Array, Array | N
     x = (x + 1) / 2 * (size - 1) if corners else ((x + 1) * size - 1) / 2
     if mode == "nearest":
         x = np.rint(x)
-    if padding == "border" and mode != "cubic":  # cubic pads each tap on its own, as PyTorch does
+    if padding == "border" and mode != "cubic":  # cubic pads each tap separately, as PyTorch does
         x = np.where((x < low) | (x > high), np.clip(x, 0, size - 1), x)
     elif padding == "reflection":
         x = _reflect(x, low, high)
@@ -87,7 +87,7 @@ def _grid_sample(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]
     for b in range(x.shape[0]):
         # The last coordinate of the grid belongs to the first spatial axis.
         per_axis = [_axis_taps(grid[b, ..., rank - 1 - k], x.shape[k + 2], attrs) for k in range(rank)]
-        pixels = np.ascontiguousarray(x[b].reshape(x.shape[1], -1).T)  # all channels of a pixel are gathered at once
+        pixels = np.ascontiguousarray(x[b].reshape(x.shape[1], -1).T)  # gathers all channels of a pixel at once
         total = np.zeros((math.prod(grid.shape[1:-1]), x.shape[1]), x.dtype)
         for combination in itertools.product(*per_axis):
             flat = np.ravel_multi_index([index for index, _ in combination], x.shape[2:])
@@ -113,12 +113,12 @@ def _infer_grid_sample(operands: Operands, attrs: Attrs, n: int) -> Sequence[Typ
 
 
 # -- RoiAlign ---------------------------------------------------------------------------------------------------------
-#: per box: beyond it the box is no box of this image
+#: Limit of samples per box. A box with more does not fit the image.
 MOST_SAMPLES = 1 << 26
 
 
 def _line(begin: float, length: float, bins: int, samples: int, size: int) -> tuple[Array, Array, Array, Array, Array]:
-    """Sample points of one axis: lower and upper pixel, their weights, and whether the point counts."""
+    """The sample points of one axis: lower and upper pixel, their weights, and whether the point counts."""
     step = length / bins
     at = begin + np.arange(bins)[:, None] * step + (np.arange(samples) + 0.5) * step / max(samples, 1)
     at = at.reshape(-1)
@@ -147,7 +147,7 @@ def _roi_align(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
             wide_, tall = max(wide_, 1.0), max(tall, 1.0)
         rows, columns = ratio or math.ceil(tall / height), ratio or math.ceil(wide_ / width)
         if rows < 1 or columns < 1:
-            continue  # nothing is sampled: zero
+            continue  # nothing is sampled, so the result stays zero
         if rows * height * columns * width > MOST_SAMPLES:
             raise ValueError(describe(ReportedFault.BOX, r, MOST_SAMPLES))
         yl, yh, wyl, wyh, _ = _line(y1, tall, height, rows, x.shape[2])
@@ -180,7 +180,8 @@ def _infer_roi_align(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type 
 
 # -- AffineGrid -------------------------------------------------------------------------------------------------------
 def axis_points(size: int, corners: bool) -> Array:
-    """Coordinates of the pixels of an axis; its ends, or those of its outer pixels, are -1 and 1."""
+    """Coordinates of an axis' pixels. -1 and 1 are the centres of the outer pixels (``corners``) or the ends of the
+    axis."""
     if corners:
         return np.linspace(-1, 1, size) if size > 1 else np.full(size, -1.0)
     return np.asarray((2 * np.arange(size) + 1) / size - 1)

@@ -1,4 +1,4 @@
-"""Lists of tensors, and values that may be absent. A sequence is a list, an absent optional is None."""
+"""Operators on sequences and optionals. A sequence is a list, an absent optional is None."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCALAR_INT = TensorType(DType.INT64, ())
 def _sequence(operands: Operands, i: int) -> SequenceType:
     operand = operands[i] if i < len(operands) else None
     kind = operand.type if operand is not None else None
-    if isinstance(kind, OptionalType):  # an optional that is there is its content
+    if isinstance(kind, OptionalType):  # a present optional is its content
         kind = kind.elem
     if kind is None and operand is not None:
         return SequenceType()
@@ -27,7 +27,7 @@ def _sequence(operands: Operands, i: int) -> SequenceType:
 
 
 def _common(types: Sequence[Type | None]) -> Type | None:
-    """A type that all elements have: dimensions that differ are open."""
+    """A common type of all elements. Dimensions that differ become open."""
     first = types[0] if types else None
     if not isinstance(first, TensorType):
         return first
@@ -43,7 +43,7 @@ def _common(types: Sequence[Type | None]) -> Type | None:
 
 
 def _place(position: Any, length: int, last: int) -> int:
-    """A position counted from either end, checked."""
+    """A checked position, counted from either end."""
     at = last if position is None else int(np.asarray(position).reshape(()))
     limit = last + 1
     if not -length <= at < limit:
@@ -108,7 +108,7 @@ def _infer_length(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 
 def _sizes(split: Any, extent: int) -> list[int]:
-    """Lengths of the parts: a number is the length of each but perhaps the last."""
+    """Lengths of the parts. A single number is the length of each part; the last one may be shorter."""
     if split.ndim:
         return [int(s) for s in split]
     step = int(split)
@@ -118,8 +118,8 @@ def _sizes(split: Any, extent: int) -> list[int]:
 
 
 def _is_unbind(split: Any, attrs: Attrs) -> bool:
-    """Slices without the axis. PyTorch exports `unbind` with a split of 1, where the letter of ONNX ignores keepdims;
-    ONNX Runtime does what is meant."""
+    """Whether the slices lose the axis. PyTorch exports `unbind` as a split of 1. ONNX's text then ignores keepdims,
+    but ONNX Runtime honours it."""
     return not attrs.get("keepdims", 1) and (split is None or (np.ndim(split) == 0 and int(split) == 1))
 
 

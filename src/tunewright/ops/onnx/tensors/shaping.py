@@ -1,4 +1,4 @@
-"""Shapes: what only renames dimensions (views), asks for them, or permutes elements."""
+"""Shape operators: views that only rename dimensions, queries of shapes, and permutations of elements."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def _infer_reshape(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
 
 
 def reshaped(shape: Shape | None, wanted: Sequence[int], allow_zero: bool = False) -> Shape:
-    """The shape that Reshape makes; what -1 stands for is found where everything else cancels.
+    """The result shape of Reshape. The dimension for -1 is what remains after all others cancel.
 
-    A copied dimension cancels too, so that -1 has a meaning also in an empty batch.
+    A copied dimension cancels too, so that -1 is also defined for an empty batch.
     """
     result: list[Dim] = []
-    left: list[Dim] = list(shape or ())  # dimensions of the input that the result has not taken over yet
+    left: list[Dim] = list(shape or ())  # dimensions of the input that no result dimension has used yet
     copied: list[int] = []
     for i, d in enumerate(wanted):
         if d < -1:
@@ -144,7 +144,7 @@ def _flatten_axis(attrs: Attrs, rank: int) -> int:
 
 
 def merged(dims: Sequence[Dim]) -> Dim:
-    """The product of dimensions; a single open one among ones stays what it is."""
+    """The product of dimensions. A single open dimension among ones stays open."""
     count = shapes.count(dims)
     if count is not None:
         return count

@@ -19,20 +19,20 @@ _FAR = (1 << 31) - 1  # exporters write the end of an unbounded slice as INT32_M
 
 # -- Slice ------------------------------------------------------------------------------------------------------------
 def slice_range(start: int, end: int, step: int, dim: int) -> range:
-    """The indices that a slice takes of an axis. Unlike numpy, ONNX moves a start before the first element onto it when
-    stepping backwards."""
+    """The indices that a slice takes of an axis. When stepping backwards, ONNX moves a start before the first element
+    to the first element; numpy does not."""
     return range(*limits(start, end, step, dim), step)
 
 
 def slice_length(start: int, end: int, step: int, dim: int) -> int:
-    """How many there are; dimensions may be symbolic."""
+    """The number of indices of a slice. Dimensions may be symbolic."""
     first, last = limits(start, end, step, dim)
     steps = -((first - last) // step)
     return greater(0, steps)
 
 
 def limits(start: int, end: int, step: int, dim: int) -> tuple[int, int]:
-    """Where the indices begin and end, as in a `range`."""
+    """The start and the stop of the indices, as of a `range`."""
     if step == 0:
         raise ValueError("a step is 0")
     start, end = (v + dim if v < 0 else v for v in (start, end))
@@ -100,7 +100,7 @@ def _slice_dim(dim: Dim, start: int | None, end: int | None, step: int | None) -
 
 # -- Split, Concat ----------------------------------------------------------------------------------------------------
 def split_sizes(dim: int, split: Sequence[int] | None, attrs: Attrs, n: int) -> list[int]:
-    """The size of each part: as given, or equal with a smaller last one."""
+    """The size of each part: as given, or equal sizes with a smaller last part."""
     if split is not None:
         sizes = [shapes.whole(s) for s in split]
         if len(sizes) != n:
@@ -189,14 +189,14 @@ def pad_pairs(pads: Sequence[int], axes: Sequence[int] | None, rank: int) -> lis
 
 
 def pad(x: Array, pairs: Sequence[tuple[int, int]], mode: str = "constant", fill: Any = 0) -> Array:
-    """Negative pads cut first; what is left is then padded."""
+    """Pad an array. Negative pads are cut first, the others are then added."""
     if any(p < 0 for pair in pairs for p in pair):
         cut = tuple(slice(max(0, -a), d - max(0, -b)) for (a, b), d in zip(pairs, x.shape, strict=True))
         x, pairs = x[cut], [(max(0, a), max(0, b)) for a, b in pairs]
     if mode != "constant":
         return np.pad(x, pairs, mode=mode)  # type: ignore[call-overload,no-any-return]
     y = np.empty([d + a + b for (a, b), d in zip(pairs, x.shape, strict=True)], x.dtype)
-    # Only the borders are filled: the inside is written once.
+    # Only the borders are filled, so that the inside is written once.
     for axis, (a, b) in enumerate(pairs):
         inner = tuple(slice(p, p + d) for (p, _), d in zip(pairs[:axis], x.shape, strict=False))
         if a:
@@ -268,7 +268,7 @@ def _infer_tile(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | Non
 
 def _expand(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, wanted = inputs[0], inputs[1].reshape(-1).tolist()
-    # -1 keeps a dimension: not in the standard, but exporters and other engines agree on it.
+    # -1 keeps a dimension. The standard does not say so, but exporters and other engines agree on it.
     lead = len(wanted) - x.ndim
     wanted = [x.shape[i - lead] if d == -1 and i >= lead else d for i, d in enumerate(wanted)]
     return [np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(wanted)))]
@@ -280,7 +280,7 @@ def _infer_expand(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
     if wanted is None:
         target = shapes.unknown(shapes.length(shapes.tensor(operands, 1)))
     else:
-        if any(d < -1 for d in wanted):  # of each, since `min` of symbolic sizes would be a guard
+        if any(d < -1 for d in wanted):  # checks each dimension, since `min` of symbolic sizes would be a guard
             raise ValueError(f"shape {wanted} is negative")
         lead = len(wanted) - len(x.shape or ())
         target = tuple(

@@ -1,4 +1,4 @@
-"""Strings. An array of them holds Python strings as objects."""
+"""Operators on strings. A string array holds Python strings as objects."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _concat(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 def _full_match(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     (x,) = inputs
     try:
-        pattern = re.compile(attrs["pattern"], re.ASCII)  # the classes of RE2 are ASCII
+        pattern = re.compile(attrs["pattern"], re.ASCII)  # the character classes of RE2 are ASCII
     except re.error as error:
         raise ValueError(f"pattern {attrs['pattern']!r} is not a regular expression: {error}") from None
     return [np.asarray([pattern.fullmatch(s) is not None for s in x.ravel()], bool).reshape(x.shape)]
 
 
 def _split(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """The parts of each string along a new last axis, filled up with empty strings, and how many there are."""
+    """Split each string into parts along a new last axis, padded with empty strings. Also returns their number."""
     (x,) = inputs
     delimiter, most = attrs.get("delimiter") or None, int(attrs.get("maxsplit", -1))
     parts = [s.split(delimiter, most) if s else [] for s in x.ravel()]
@@ -51,7 +51,7 @@ def _infer_split(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
 
 
 def _normalize(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Drops stop words and changes case. What is left of nothing is one empty string."""
+    """Remove stop words and change case. If nothing is left, the result is one empty string."""
     (x,) = inputs
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
         raise ValueError(f"takes shape [C] or [1,C], not {list(x.shape)}")

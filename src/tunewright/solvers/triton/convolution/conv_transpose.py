@@ -1,9 +1,9 @@
-"""Transposed convolutions on tensor cores: a product for each phase of the stride, all of them in one launch.
+"""Transposed convolutions on tensor cores: one product per phase of the stride, all in one launch.
 
-Results whose place, counted from the padding, leaves the same rest (*phase*) when it is divided by the stride are sums
-over the same taps: a convolution of its own, with every stride-th tap, over all of the input. A program takes a tile of
-pixels times filters of one phase, and stores pixels where they belong. Where the kernel is as large as the stride, as
-in U-Nets, a phase has one tap: the whole is a product whose columns are spread over pixels.
+The *phase* of a result is the remainder of its position, counted from the padding, divided by the stride. All results
+of a phase are sums over the same taps. A phase is thus a convolution of the whole input with every stride-th tap. A
+program computes a tile of pixels times filters of one phase and stores the pixels at their positions. In U-Nets the
+kernel is as large as the stride, so a phase has one tap. The whole is then a product with columns spread over pixels.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ..source.rows import cdiv, power, tensor
 from ..source.text import NAMES, chain, load, why_not_chain
 
 _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
-#: tiles for each multiprocessor that are enough, by default
+#: The default wants at least this many tiles per multiprocessor.
 ENOUGH = 0.9
-#: sums of a thread, which has 255 registers for everything
+#: sums of a thread, which has 255 registers in total
 MOST_SUMS = 128
-#: multiplications that are written out for a thread, where no tensor core does them
+#: multiplications unrolled per thread where tensor cores are not used
 MOST_UNROLLED = 2048
 
 
 @dataclass(frozen=True)
 class TransposedAxis:
-    """One spatial axis. Result ``o`` gets from tap k the input's element ``(o + cut - k * dilation) / stride``."""
+    """One spatial axis. Tap k adds input element ``(o + cut - k * dilation) / stride`` to result ``o``."""
 
     size: int
     out: int
@@ -51,12 +51,12 @@ class TransposedAxis:
 
     @property
     def steps(self) -> int:
-        """Pixels of a phase; the first and last ones of some phases may lie outside."""
+        """Number of pixels of a phase. In some phases the first and last ones lie outside."""
         return cdiv(self.out + self.cut, self.stride)
 
     @property
     def taps(self) -> int:
-        """The most taps of a phase."""
+        """The largest number of taps of a phase."""
         return cdiv(self.kernel, self.stride)
 
 
@@ -69,7 +69,7 @@ class TransposedShape:
 
     @property
     def rows(self) -> int:
-        """Pixels of a phase."""
+        """Number of pixels of a phase, over all images."""
         return self.images * self.axes[0].steps * self.axes[1].steps
 
     @property
@@ -93,13 +93,13 @@ def shape_of(problem: Problem) -> TransposedShape:
 
 
 class TritonConvTranspose(CudaSolver):
-    """Two spatial axes, channels last, one group."""
+    """Transposed convolutions with two spatial axes, channels last, one group."""
 
     id = "triton.conv_transpose"
     ops = frozenset({"ConvTranspose"})
     dtypes = _FLOATS | {DType.BOOL, DType.INT32, DType.INT64}
     layouts = frozenset({PLAIN.name, "nhwc"})
-    # one launch with the epilogue inside, where the library has several
+    # One launch with the epilogue inside; the library needs several launches.
     rank = 35
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -161,7 +161,7 @@ class TritonConvTranspose(CudaSolver):
         return Space(params | precision.params(dtype), useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """The largest tiles of which there are enough for every multiprocessor; else the smallest."""
+        """The largest tiles that still occupy every multiprocessor, else the smallest tiles."""
         shape, units, dtype = shape_of(problem), max(target.units, 1), tensor(problem.input(0)).dtype
         bk = 64 if shape.channels >= 64 else 32 if shape.channels > 16 else 16
         sizes = [(128, 128), (128, 64), (64, 64), (32, 64), (32, 32), (16, 32)]
@@ -200,7 +200,7 @@ BY_TAP = Packing("taps, channels, filters of a transposed convolution", _by_tap)
 
 
 def text(problem: Problem, shape: TransposedShape, config: Mapping[str, Any]) -> str:
-    """The kernel for a shape."""
+    """The text of the kernel for a shape."""
     bm, bn, bk = (int(config[k]) for k in ("bm", "bn", "bk"))
     x, out, bias = tensor(problem.input(0)), tensor(problem.outputs[0]), problem.input(2) is not None
     (high, wide), filters, depth = shape.axes, shape.filters, shape.channels
@@ -221,11 +221,11 @@ def text(problem: Problem, shape: TransposedShape, config: Mapping[str, Any]) ->
         f"    tap = step // {chunks}", f"    at = step % {chunks} * {bk} + k",
         f"    ty = tap // {wide.taps}", f"    tx = tap % {wide.taps}",
     ]  # fmt: skip
-    # where a stride does not divide the kernel, some phases have a tap less
+    # Where a stride does not divide the kernel, some phases have one tap less.
     last_taps = [f"(k{name} < {axis.kernel})" for name, axis in zip("yx", shape.axes, strict=True)
                  if axis.kernel % axis.stride]  # fmt: skip
     inner = [
-        # tap number t of a phase is the kernel's phase + t * stride; with a stride of 1 it is t
+        # Tap t of a phase is tap phase + t * stride of the kernel. With a stride of 1 it is t.
         f"ky = py + ty * {high.stride}", f"kx = px + tx * {wide.stride}",
         f"iy = y - ty * {high.dilation}", f"ix = z - tx * {wide.dilation}",
         " & ".join([f"ok = there & (iy >= 0) & (iy < {high.size}) & (ix >= 0) & (ix < {wide.size})", *last_taps]),

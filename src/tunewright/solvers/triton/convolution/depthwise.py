@@ -1,7 +1,7 @@
-"""Convolutions of few channels per group, depthwise ones above all: there is nothing for tensor cores to multiply.
+"""Convolutions with few channels per group, mainly depthwise ones, where tensor cores have nothing to multiply.
 
-A program takes a block of pixels times channels of the result, channels last, and goes through the taps: each is one
-load of the block, moved, times one row of weights. What neighbouring pixels share comes from the nearest cache.
+A program computes a block of pixels times channels of the result, with channels last, and loops over the taps. Each tap
+is one shifted load of the block times one row of weights. Neighbouring pixels share their inputs in the L1 cache.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..product.product_shape import BY_TAP, ProductShape, conv_shape, why_not_si
 from ..source.text import HEAD, NAMES, chain, load, why_not_chain
 
 _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
-#: from more channels of a group on there is work for tensor cores
+#: With more channels per group, tensor cores have work.
 MOST_CHANNELS = 8
-#: lanes over filters, by default
+#: The default accepts this ratio of lanes to filters.
 IDLE = 1.125
-#: summands of one element that are written out one by one
+#: summands of an element that are unrolled
 UNROLLED = 32
 
 
 class Depthwise(CudaSolver):
-    """Two spatial axes, channels last, several groups."""
+    """Convolutions with two spatial axes, channels last, several groups."""
 
     id = "triton.depthwise"
     ops = frozenset({"Conv"})
@@ -73,7 +73,7 @@ class Depthwise(CudaSolver):
             pixels, channels, threads = (int(config[k]) for k in ("pixels", "channels", "warps"))
             if pixels >= 2 * max(shape.rows, 2) or channels >= 2 * max(shape.filters, 16):
                 return False
-            return 1 <= pixels * channels / (32 * threads) <= 32  # elements of a thread
+            return 1 <= pixels * channels / (32 * threads) <= 32  # elements per thread
 
         params: dict[str, Sequence[Scalar]] = {
             "pixels": (1, 2, 4, 8, 16, 32, 64, 128), "channels": (16, 32, 64, 128, 256), "warps": (1, 2, 4, 8),
@@ -81,8 +81,8 @@ class Depthwise(CudaSolver):
         return Space(params, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """A cache line of channels, less where much of the last one would be idle (96, 144); as many pixels as leave
-        two programs for every multiprocessor."""
+        """A cache line of channels, fewer where much of the last line would be idle (96, 144). The default takes as
+        many pixels as still give every multiprocessor two programs."""
         shape, units = conv_shape(problem), max(target.units, 1)
         channels = max(16, min(64, 1 << (shape.filters - 1).bit_length()))
         while channels > 16 and -(-shape.filters // channels) * channels > IDLE * shape.filters:
@@ -110,7 +110,7 @@ class Depthwise(CudaSolver):
 
 
 def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any]) -> str:
-    """The kernel for a shape."""
+    """The text of the kernel for a shape."""
     pixels, channels = int(config["pixels"]), int(config["channels"])
     out, bias = problem.outputs[0], problem.input(2) is not None
     assert isinstance(out, TensorType)
@@ -136,7 +136,7 @@ def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any]) -> st
     ]
 
     def tap(dy: str, dx: str, inner: str, row: str, indent: str) -> list[str]:
-        """One summand: rows and columns that it is moved by, channel of the group, row of weights."""
+        """Statements for one summand: the offset in rows and columns, the channel of the group, the row of weights."""
         tests = ["valid"]
         if shape.padded:
             tests.append(f"((top + {dy} >= 0) & (top + {dy} < {shape.height}))[:, None]")
@@ -170,7 +170,7 @@ def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any]) -> st
 
 
 def _channel(each: int, made: int) -> str:
-    """The first channel that filter ``n`` reads."""
+    """The first channel that filter ``n`` reads, as an expression."""
     group = "n" if made == 1 else f"(n // {made})"
     return group if each == 1 else f"({group} * {each})"
 

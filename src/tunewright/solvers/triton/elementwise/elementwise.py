@@ -1,4 +1,4 @@
-"""Element-wise operations and chains of them as one kernel; and the epilogue behind a call of a vendor's library."""
+"""Kernels for element-wise operations and chains of them, and for the epilogue behind a library call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..source.text import HEAD, NAMES, chain, load, why_not_chain
 
 
 class TritonElementwise(CudaSolver):
-    """Any shapes that broadcast, in any layout that all tensors of the result's rank share."""
+    """Element-wise operations on shapes that broadcast. All tensors of the result's rank must share one layout."""
 
     id = "triton.elementwise"
     ops = frozenset(expr.EXPRESSIONS)
@@ -41,13 +41,13 @@ class TritonElementwise(CudaSolver):
 
 
 def default_block(problem: Problem, target: Target) -> Config:
-    """Enough programs for every multiprocessor, as long as each has something to do."""
+    """Enough programs for every multiprocessor, unless that leaves a program too little work."""
     wanted = max(1, _size(problem) // (4 * max(target.units, 1)))
     return {"block": min(1024, max(128, 1 << max(0, wanted.bit_length() - 1))), "warps": 4}
 
 
 def why_not_layouts(problem: Problem, first: int) -> str | None:
-    """Inputs from ``first`` on have the result's layout, or vary along one axis alone."""
+    """None where each input from ``first`` on has the result's layout, or varies along one axis; else the reason."""
     out = problem.outputs[0]
     assert isinstance(out, TensorType)
     for type in problem.inputs[first:]:
@@ -63,7 +63,7 @@ def _size(problem: Problem) -> int:
 
 
 def text(problem: Problem, config: Mapping[str, Any], main: bool) -> str:
-    """The kernel; without ``main`` it reads what the main operation made from the pointer ``made``."""
+    """The text of the kernel. Without ``main``, it reads the main operation's result from the pointer ``made``."""
     out = problem.outputs[0]
     assert isinstance(out, TensorType)
     first = 0 if main else len(problem.main_inputs)
@@ -85,7 +85,8 @@ def text(problem: Problem, config: Mapping[str, Any], main: bool) -> str:
 
 
 def launch(problem: Problem, config: Mapping[str, Any], main: bool) -> Call:
-    """Without ``main`` the inputs are what the main operation made, then the epilogue's operands."""
+    """The launch of the kernel. Without ``main``, the inputs are the main operation's result and the epilogue's
+    operands."""
     kernel, size, block = load(text(problem, config, main)), _size(problem), int(config["block"])
     grid, warps = (-(-size // block),), int(config["warps"])
     first = 0 if main else len(problem.main_inputs)

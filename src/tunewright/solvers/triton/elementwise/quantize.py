@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear, with one scale or one for each index of an axis."""
+"""QuantizeLinear and DequantizeLinear, with one scale or one scale per index of an axis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NARROW = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 
 class TritonQuantize(CudaSolver):
-    """Integers of 8 and 16 bits, and from 32 bits."""
+    """Quantises to integers of 8 and 16 bits, and dequantises these and integers of 32 bits."""
 
     id = "triton.quantize"
     ops = frozenset({"QuantizeLinear", "DequantizeLinear"})
@@ -75,7 +75,7 @@ class TritonQuantize(CudaSolver):
 
 
 def _real(problem: Problem) -> DType:
-    """The type that a DequantizeLinear makes, without its epilogue."""
+    """The result type of a DequantizeLinear, without its epilogue."""
     declared = problem.attrs.get("output_dtype", 0)
     return DType.of_onnx(declared) if declared else tensor(problem.input(1)).dtype
 
@@ -118,7 +118,7 @@ def _text(problem: Problem, config: Mapping[str, Any]) -> str:
 
 
 def _stored(problem: Problem) -> DType:
-    """The type that a QuantizeLinear makes."""
+    """The result type of a QuantizeLinear, without its epilogue."""
     zero = problem.input(2)
     declared = problem.attrs.get("output_dtype", 0)
     return zero.dtype if isinstance(zero, TensorType) else DType.of_onnx(declared) if declared else DType.UINT8

@@ -1,9 +1,9 @@
-"""What only moves elements: Transpose, Reorder, Concat, Split, Slice, Expand, Tile, Pad, DepthToSpace and its like,
-each as one launch.
+"""Operations that only move elements, each as one launch: Transpose, Reorder, Concat, Split, Slice, Expand, Tile, Pad,
+DepthToSpace and similar ones.
 
-Every one of them is made of *parts*: a box of elements that is read with some strides and written with others. The
-parts of a Concat or Split share a launch. A box that is written along other axes than it is read along is moved in
-tiles of two axes, so that both sides go through memory in lines.
+Each operation consists of *parts*. A part is a box of elements that is read with some strides and written with others.
+The parts of a Concat or Split share a launch. Where the contiguous axes of reading and writing differ, the kernel moves
+tiles of both axes. Both sides then access memory in contiguous lines.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ..source import expr, rows
 from ..source.rows import cdiv, filling, indented, tensor
 from ..source.text import NAMES, chain, computed, load, offset, physical_order, why_not_chain
 
-#: parts of one launch: each is text of its own
+#: parts of one launch; each part adds its own kernel text
 MOST_PARTS = 32
 
 
 @dataclass(frozen=True)
 class BoxAxis:
-    """One axis of a box: its size, and the steps along it where it is read and where it is written."""
+    """One axis of a box: its size, and its strides in the input and in the output."""
 
     size: int
     read: int
     write: int
-    #: the elements from the first of these up to the second are there, all others are filling
+    #: elements from ``low`` to below ``high`` exist, all others are padding
     low: int = 0
     high: int = -1
 
@@ -48,13 +48,13 @@ class BoxAxis:
 
 @dataclass(frozen=True)
 class MovedBox:
-    """A box, its axes in the order in which it is written."""
+    """A box, its axes in the order of writing."""
 
     axes: tuple[BoxAxis, ...]
-    #: numbers of the input and the output
+    #: numbers of the input and of the output
     source: int = 0
     result: int = 0
-    #: where it begins in them
+    #: first elements in the input and in the output
     read: int = 0
     write: int = 0
 
@@ -63,7 +63,7 @@ class MovedBox:
         return math.prod(axis.size for axis in self.axes)
 
     def merged(self) -> list[BoxAxis]:
-        """Neighbouring axes that are one for both sides are one."""
+        """The axes, with neighbours merged where both sides can treat them as one axis."""
         found: list[BoxAxis] = []
         for axis in self.axes:
             if axis.size == 1 and not axis.padded:
@@ -78,7 +78,7 @@ class MovedBox:
 
 
 def _steps(type: TensorType) -> list[int]:
-    """How far apart neighbours along each logical axis lie."""
+    """The stride of each logical axis in memory."""
     found, step = [0] * len(type.dims), 1
     for axis in reversed(physical_order(type, len(type.dims))):
         found[axis] = step
@@ -87,14 +87,14 @@ def _steps(type: TensorType) -> list[int]:
 
 
 def _box(out: TensorType, sizes: Sequence[int], steps: Sequence[int], **more: int) -> MovedBox:
-    """A box of these sizes along the result's axes, read with these steps."""
+    """A box of the given sizes along the result's axes, read with the given strides."""
     write = _steps(out)
     order = physical_order(out, len(out.dims))
     return MovedBox(tuple(BoxAxis(sizes[a], steps[a], write[a]) for a in order), **more)
 
 
 def parts(problem: Problem) -> list[MovedBox] | str:
-    """What a static problem moves; or why that is not known."""
+    """The parts that a static problem moves, or the reason why they are unknown."""
     op, x, out, attrs = problem.op, tensor(problem.input(0)), tensor(problem.outputs[0]), problem.attrs
     rank, steps = len(x.dims), _steps(x)
     if op in (REORDER, "Identity"):
@@ -123,7 +123,7 @@ def parts(problem: Problem) -> list[MovedBox] | str:
     if op in _FACTORED:
         return [_factored(out, _FACTORED[op](x, steps, attrs))]
     given = [_numbers(problem, i) for i in range(1, len(problem.main_inputs))]
-    needed = given[:1] + given[2:] if op == "Pad" else given  # what is filled in may be computed
+    needed = given[:1] + given[2:] if op == "Pad" else given  # the padding value may be computed
     if any(isinstance(one, str) for one in needed):
         return next(one for one in needed if isinstance(one, str))
     numbers = [None if one is None or isinstance(one, str) else one for one in given]
@@ -131,7 +131,7 @@ def parts(problem: Problem) -> list[MovedBox] | str:
 
 
 def _numbers(problem: Problem, i: int) -> list[int] | str | None:
-    """A constant input that says what to do."""
+    """A constant input as a list of integers. None when it is absent, the reason when it is not constant."""
     if problem.input(i) is None:
         return None
     value = problem.value(i)
@@ -177,7 +177,7 @@ def _pad(x: TensorType, out: TensorType, steps: list[int], given: Sequence[list[
 
 
 def _factored(out: TensorType, factors: Sequence[Sequence[tuple[int, int]]]) -> MovedBox:
-    """A box whose axes are read in factors of (size, step), the last one fastest."""
+    """A box whose axes are read in factors of (size, stride), the fastest one last."""
     write, found = _steps(out), []
     for axis in physical_order(out, len(out.dims)):
         step = write[axis]
@@ -192,7 +192,8 @@ def _factored(out: TensorType, factors: Sequence[Sequence[tuple[int, int]]]) -> 
 def _depth_to_space(x: TensorType, steps: list[int], attrs: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
     (batch, channels, high, wide), b = x.dims, int(attrs["blocksize"])
     kept = channels // (b * b)
-    inner, outer = (1, b * b) if attrs.get("mode", "DCR") == "CRD" else (kept, 1)  # of blocks, of channels that stay
+    # strides of the block's elements and of the kept channels
+    inner, outer = (1, b * b) if attrs.get("mode", "DCR") == "CRD" else (kept, 1)
     step = steps[1]
     return [
         [(batch, steps[0])], [(kept, outer * step)], [(high, steps[2]), (b, b * inner * step)],
@@ -221,12 +222,12 @@ _FACTORED = {
 
 
 class TritonMove(CudaSolver):
-    """Any layouts on both sides, and an epilogue where there is one result."""
+    """Moves between any two layouts, with an epilogue where there is one result."""
 
     id = "triton.move"
     ops = frozenset({REORDER, "Identity", "Transpose", "Concat", "Split", "Expand", "Slice", "Tile", "Pad", *_FACTORED})
     layouts = frozenset({PLAIN.name, "nhwc"})
-    # one launch, where the library's functions make a result and copy it
+    # One launch; the library's functions make a result and then copy it.
     rank = 55
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -258,7 +259,7 @@ class TritonMove(CudaSolver):
         return Space({**sizes, "block": blocks, "warps": [1, 2, 4, 8]}, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """Eight elements for each thread; less where there are not enough of them for every multiprocessor."""
+        """Eight elements per thread, fewer where they would not occupy every multiprocessor."""
         found, units = parts(problem), max(target.units, 1)
         assert not isinstance(found, str)
         size = sum(part.size for part in found)
@@ -284,14 +285,14 @@ class TritonMove(CudaSolver):
 
 
 def _used(problem: Problem) -> list[int]:
-    """Inputs that the kernel reads."""
+    """The inputs that the kernel reads."""
     first = len(problem.main_inputs)
     mains = range(first) if problem.op == "Concat" else [0, *([2] if problem.op == "Pad" and first > 2 else [])]
     return [*mains, *range(first, len(problem.inputs))]
 
 
 def _turned(part: MovedBox) -> int | None:
-    """The axis along which a box is read in lines, where that is not the one along which it is written."""
+    """The axis along which the input is contiguous, where the output is contiguous along another one."""
     axes = part.merged()
     if not axes or axes[-1].read in (0, 1) or axes[-1].size < 4:
         return None
@@ -304,7 +305,7 @@ def _is_tiled(problem: Problem) -> bool:
 
 
 def _text(problem: Problem, config: Mapping[str, Any]) -> tuple[str, int]:
-    """The kernel, and how many programs it needs."""
+    """The text of the kernel, and the number of programs."""
     found = parts(problem)
     assert not isinstance(found, str), found
     block = int(config["block"])
@@ -326,7 +327,7 @@ def _text(problem: Problem, config: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _flat(problem: Problem, part: MovedBox, block: int, first: int) -> list[str]:
-    """A stretch of the box, as it is written."""
+    """Statements for a run of the box's elements, in the order of writing."""
     axes = part.merged()
     start = f"(tile - {first})" if first else "tile"
     read, write = (offset([(a.size, getattr(a, side)) for a in axes], "at") for side in ("read", "write"))
@@ -344,7 +345,7 @@ def _flat(problem: Problem, part: MovedBox, block: int, first: int) -> list[str]
 
 
 def _tiled(problem: Problem, part: MovedBox, rows_: int, block: int) -> tuple[int, list[str]]:
-    """A tile over the axis that is read in lines (``r``) and the one that is written in lines (``c``)."""
+    """Statements for a tile of the input's contiguous axis (``r``) and the output's contiguous axis (``c``)."""
     axes, turned = part.merged(), _turned(part)
     assert turned is not None
     tall, wide = axes[turned], axes[-1]
@@ -374,7 +375,7 @@ def _tiled(problem: Problem, part: MovedBox, rows_: int, block: int) -> tuple[in
 
 
 def _moved(problem: Problem, part: MovedBox, read: str, write: str) -> list[str]:
-    """Load, compute what the epilogue says, store."""
+    """Statements that load, apply the epilogue and store."""
     x, out = tensor(problem.input(part.source)), tensor(problem.outputs[part.result])
     lines = [f"made = tl.load(p{part.source} + ({read} + {part.read}), mask=there)"]
     if any(axis.padded for axis in part.axes):

@@ -1,4 +1,4 @@
-"""Boxes that are read with strides and computed element by element (`ops.internal.pieces`), in one launch."""
+"""Boxes with strided reads and element-wise steps (`ops.internal.pieces`), all in one launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..source.text import NAMES, computed, load, offset, physical_order
 
 
 class TritonPieces(CudaSolver):
-    """Plain tensors and such with channels last, on both sides."""
+    """Pieces on plain or channels-last inputs and outputs."""
 
     id = "triton.pieces"
     ops = frozenset({PIECES})
@@ -49,7 +49,7 @@ class TritonPieces(CudaSolver):
         return Space({"block": [64, 128, 256, 512, 1024, 2048, 4096], "warps": [1, 2, 4, 8]}, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """A few elements for each thread; less where there are not enough of them for every multiprocessor."""
+        """A few elements per thread, fewer where they would not occupy every multiprocessor."""
         block = filling(tensor(problem.outputs[0]).size, target.units)
         return {"block": block, "warps": 4 if block > 256 else block // 64}
 
@@ -67,7 +67,7 @@ class TritonPieces(CudaSolver):
 
 
 def _text(problem: Problem, config: Mapping[str, Any]) -> tuple[str, int]:
-    """The kernel, and how many programs it needs."""
+    """The text of the kernel, and the number of programs."""
     block, first, found = int(config["block"]), 0, parts(problem.attrs)
     lines = ["tile = tl.program_id(0)"]
     for part in found:
@@ -81,7 +81,7 @@ def _text(problem: Problem, config: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _box(problem: Problem, part: Piece, block: int, first: int) -> list[str]:
-    """A stretch of a box, counted as it is written."""
+    """Statements for a run of a box's elements, in the order of writing."""
     out = tensor(problem.outputs[0])
     order, steps = physical_order(out, len(out.dims)), _steps(out)
     start = f"(tile - {first})" if first else "tile"
@@ -102,7 +102,7 @@ def _box(problem: Problem, part: Piece, block: int, first: int) -> list[str]:
 
 
 def _steps(type: TensorType) -> list[int]:
-    """How far apart neighbours along each logical axis lie."""
+    """The stride of each logical axis in memory."""
     found, step = [0] * len(type.dims), 1
     for axis in reversed(physical_order(type, len(type.dims))):
         found[axis] = step
@@ -111,7 +111,7 @@ def _steps(type: TensorType) -> list[int]:
 
 
 def _place(read: Read, type: TensorType) -> tuple[int, tuple[Axis, ...]]:
-    """A read as a tensor lies in memory: the first element, and factors; ValueError where no strides say it."""
+    """A read in memory order: its first element and factors. ValueError where strides cannot express it."""
     if type.layout == PLAIN:
         return read.start, read.axes
     plain, there = _steps(type.with_layout(PLAIN)), _steps(type)
@@ -131,7 +131,8 @@ def _place(read: Read, type: TensorType) -> tuple[int, tuple[Axis, ...]]:
 def _split(
     size: int, stride: int, plain: Sequence[int], there: Sequence[int], dims: Sequence[int], last: list[int]
 ) -> list[tuple[int, int]]:
-    """A factor over the plain order as factors along axes in memory; ``last``: how far it comes along each."""
+    """Convert a factor of the plain order to factors along axes in memory. ``last`` collects the last index on each
+    axis."""
     found: list[tuple[int, int]] = []
     while size > 1 and stride:
         axis = next((a for a in range(len(dims)) if stride % plain[a] == 0 and stride < plain[a] * dims[a]), None)

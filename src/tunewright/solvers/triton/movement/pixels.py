@@ -1,4 +1,5 @@
-"""Pixels of planes: each plane is read along its rows, and pixels are written with all of their channels at once."""
+"""Conversion of planes to pixels. The kernel reads each plane along its rows and writes all channels of a pixel at
+once."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
 
 
 class TritonPixels(CudaSolver):
-    """Plain pictures to such with channels last."""
+    """Converts plain pictures to channels last."""
 
     id = "triton.pixels"
     ops = frozenset({PIXELS})
@@ -46,7 +47,7 @@ class TritonPixels(CudaSolver):
         return Space({"block": [64, 128, 256, 512, 1024], "warps": [1, 2, 4, 8]}, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """Four pixels for each thread; less where there are not enough of them for every multiprocessor."""
+        """Four pixels per thread, fewer where they would not occupy every multiprocessor."""
         out = tensor(problem.outputs[0])
         block = filling(out.size // out.dims[1], target.units)
         return {"block": block, "warps": max(1, min(8, block // 128))}

@@ -1,8 +1,8 @@
-"""Resize in all modes, plain or with channels last: all axes in one launch.
+"""Resize in all modes, plain or with channels last, all axes in one launch.
 
-Where each element comes from, and with which weight, is the reference's (`ops.onnx.tensors.resize.taps`): tables per
-axis, which lie on the device. Where a nearest element is a plain quotient, as in detectors that double their maps, no
-table is needed.
+Source positions and weights come from the reference (`ops.onnx.tensors.resize.taps`), as tables per axis in device
+memory. Where the index of a nearest element is a plain quotient, as in detectors that double their maps, no table is
+needed.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from ..source.compile import is_recording
 from ..source.rows import cdiv, indented, power, tensor
 from ..source.text import NAMES, chain, computed, load, physical_order, why_not_chain
 
-#: weighted elements of a result that are written out one by one
+#: weighted elements of a result that are unrolled
 UNROLLED = 16
 _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis of the result: its size, the step of the input along it, and what its elements are made of."""
+    """An axis of the result: its size, the stride of the input along it, and the taps of its elements."""
 
     size: int
     step: int
-    #: None: the element of the same index
+    #: None where each element is the input element of the same index
     found: Taps | None
     source: int
 
     @cached_property
     def quotient(self) -> bool:
-        """Element ``o`` is the input's ``o * source // size``."""
+        """Whether element ``o`` is the input element ``o * source // size``."""
         if self.found is None or self.found.weights is not None or self.found.outside is not None:
             return False
         return bool(np.array_equal(self.found.indices[:, 0], np.arange(self.size) * self.source // self.size))
@@ -62,7 +62,7 @@ class _Axis:
 
     @property
     def places(self) -> Array:
-        """[size, taps]: how far from the input's beginning; -1: outside."""
+        """[size, taps]: offset from the start of the input; -1 for elements outside."""
         assert self.found is not None
         there = self.found.indices * self.step
         return there if self.found.outside is None else np.where(self.found.outside[:, None], -1, there)
@@ -70,7 +70,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Shape:
-    """Axes of the result in memory's order: those in front, and the number of elements behind the last resized one."""
+    """The result's axes in memory order, up to the last resized one, and the number of elements behind that axis."""
 
     axes: tuple[_Axis, ...]
     inner: int
@@ -81,7 +81,7 @@ class _Shape:
 
     @cached_property
     def tables(self) -> tuple[Array, Array | None]:
-        """Places and weights of all axes that need a table, one behind the other."""
+        """Positions and weights of all axes that need a table, concatenated."""
         found = [axis for axis in self.axes if axis.tabled]
         if not found:
             return np.zeros(1, np.int32), None
@@ -108,7 +108,7 @@ def _shape(problem: Problem) -> _Shape:
 
 
 class TritonResize(CudaSolver):
-    """Elements of any type to the nearest one; weighted sums of floats."""
+    """Resizes any type to the nearest element, and floats by weighted sums."""
 
     id = "triton.resize"
     ops = frozenset({"Resize"})
@@ -131,7 +131,7 @@ class TritonResize(CudaSolver):
             reason = why_not_chain(problem, main=False) or why_not_layouts(problem, len(problem.main_inputs))
             if reason is not None:
                 return reason
-        _shape(problem)  # says what is wrong with it
+        _shape(problem)  # raises for invalid attributes
         return rows.why_not_size(problem)
 
     def space(self, problem: Problem, target: Target) -> Space:
@@ -147,7 +147,7 @@ class TritonResize(CudaSolver):
         return Space({"pixels": blocks, "inner": blocks, "warps": [1, 2, 4, 8]}, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """Eight elements for each thread, less where there are not enough of them for every multiprocessor."""
+        """Eight elements per thread, fewer where they would not occupy every multiprocessor."""
         shape, units = _shape(problem), max(target.units, 1)
         total = 1024
         while total > 128 and cdiv(shape.pixels * shape.inner, total) < 4 * units:
@@ -207,7 +207,7 @@ def _text(problem: Problem, shape: _Shape, config: Mapping[str, Any]) -> str:
     outside = [k for k, axis in numbered if axis.found is not None and axis.found.outside is not None]
 
     def one(at: Sequence[str], say: str) -> list[str]:
-        """The element that a tap of each axis names, and what becomes of it."""
+        """Statements for the element that one tap per axis selects. ``say`` is their beginning, such as "made ="."""
         place = " + ".join(["base", *(f"tl.load(places + a{k} + {t}, mask=here, other=0)" for (k, _), t in
                                       zip(numbered, at, strict=True))])  # fmt: skip
         read = f"tl.load(x + ({place})[:, None] + c[None, :], mask={'inside & ok' if outside else 'inside'}, other=0)"

@@ -1,7 +1,7 @@
-"""A few rows times constant weights: nothing to keep tensor cores busy, so memory is all that counts.
+"""Products of few rows with constant weights. Memory bandwidth bounds them, as tensor cores have too little work.
 
-Weights lie as one row for each column of the result, its sum in order. A program takes some of them and goes along, so
-that everything it reads lies in a row; each thread multiplies and adds for itself, and they add up at the end.
+The weights are stored as one contiguous row per result column. A program processes some of these rows from start to
+end, so all its reads are contiguous. Each thread multiplies and adds on its own; the sums are added at the end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .product import FLOATS, TURNED, gemm_addend, gemm_shape
 from .product_shape import ProductShape, conv_shape, product_shape, why_not_size
 from .product_text import Addend
 
-#: with more of them tensor cores are worth their while
+#: With more rows, tensor cores pay off.
 MOST_ROWS = 4
-#: elements of the weights that a thread holds at once
+#: weight elements that a thread holds at once
 LEAST_HELD, MOST_HELD = 1, 64
 
 
 class TritonGemv(CudaSolver):
-    """MatMul, Gemm and convolutions over one pixel, of few rows."""
+    """MatMul, Gemm and convolutions over one pixel, with few rows."""
 
     id = "triton.gemv"
     ops = frozenset({"MatMul", "Gemm", "Conv"})
@@ -87,7 +87,8 @@ class TritonGemv(CudaSolver):
         return Space(params, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """Two programs for each multiprocessor at least, then as many columns for each as there are; 16 loads each."""
+        """The default: at least two programs per multiprocessor, then as many columns per program as remain, and 16
+        loads each."""
         shape, units = _shape(problem), max(target.units, 1)
         bn = max((n for n in (1, 2, 4, 8) if n < 2 * shape.columns and -(-shape.columns // n) >= 2 * units), default=1)
         fits = [k for k in (32, 64, 128, 256, 512, 1024) if k < 2 * max(shape.depth, 32)]
@@ -120,7 +121,7 @@ def _addend(problem: Problem) -> Addend:
 
 
 def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any], addend: Addend) -> str:
-    """The kernel for a shape."""
+    """The text of the kernel for a shape."""
     bn, bk, stages = (int(config[k]) for k in ("bn", "bk", "stages"))
     out = problem.outputs[0]
     assert isinstance(out, TensorType)

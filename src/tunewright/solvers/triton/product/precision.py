@@ -9,44 +9,45 @@ from tunewright.ir.types import DType, TensorType
 from tunewright.search.space import Scalar
 from tunewright.solvers.base import Config, Kernel, Problem
 
-#: Triton's names: the numbers as they are; as three products of halves of their digits; with 10 of their 23 bits
+#: Triton's names: ieee keeps all digits, tf32x3 takes three products of split factors, tf32 keeps 10 of 23 bits.
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 
 
 def dtype(problem: Problem) -> DType:
-    """What is multiplied."""
+    """The type of the factors."""
     x = problem.inputs[0]
     assert isinstance(x, TensorType)
     return x.dtype
 
 
 def params(dtype: DType) -> dict[str, Sequence[Scalar]]:
-    """What a space gets in addition, for operands of a type."""
+    """Additional parameters of a space, for factors of the given type."""
     return {"precision": PRECISIONS} if dtype is DType.FLOAT32 else {}
 
 
 def default(dtype: DType) -> dict[str, Scalar]:
-    """EXECUTION_MODE_HINT = ACCURACY must leave a solver its default."""
+    """The default precision. It must be exact: EXECUTION_MODE_HINT = ACCURACY must leave a solver its default."""
     return {"precision": "ieee"} if dtype is DType.FLOAT32 else {}
 
 
 def option(dtype: DType, config: Mapping[str, Any]) -> str:
-    """The argument of tl.dot; none for narrow types, whose products are exact in any case."""
+    """The argument of tl.dot. It is empty for narrow types, whose products are exact in any case."""
     return f', input_precision="{config["precision"]}"' if dtype is DType.FLOAT32 else ""
 
 
 def is_safe(config: Mapping[str, Any], rows: int, warps: int) -> bool:
     """Whether Triton (3.6) compiles a config for tiles of this number of rows without races.
 
-    For tf32x3 it splits factors in registers and writes them to shared memory. The fence behind which tensor cores see
-    them then stands behind the barrier, not in front of it: of two groups of four warps one may read what the other
-    has written and not fenced yet. Tiles below 64 rows are multiplied in step (mma.sync), one group waits for itself.
+    For tf32x3, Triton splits factors in registers and writes them to shared memory. It puts the fence that makes them
+    visible to tensor cores behind the barrier instead of in front of it. Of two groups of four warps, one may then read
+    what the other has written but not yet fenced. Tiles below 64 rows use mma.sync and are safe, and so is a single
+    group.
     """
     return config.get("precision") != "tf32x3" or rows < 64 or warps <= 4
 
 
 def inexact(config: Config) -> str | None:
-    """See `Solver.inexact`."""
+    """The reason why a config is inexact; see `Solver.inexact`."""
     how = config.get("precision", "ieee")
     if how == "ieee":
         return None
@@ -55,7 +56,7 @@ def inexact(config: Config) -> str | None:
 
 
 def marked(kernel: Kernel, config: Config) -> Kernel:
-    """A kernel that rounds factors to the digits of float16 is judged by the tolerances of that."""
+    """Mark a kernel that rounds factors to the digits of float16, so that float16 tolerances apply to it."""
     if config.get("precision") == "tf32":
         kernel.like = DType.FLOAT16
     return kernel

@@ -1,9 +1,9 @@
 """Products and convolutions on tensor cores.
 
-Rows are pixels of the result (images, heights, widths), columns its channels; the sum goes over taps and channels of
-the input, whose channels lie last. Groups of a convolution are products of their own, and so are the matrices of a
-MatMul of two activations. With ``split`` above one several programs share a tile: each writes its part of the sum to
-scratch memory, and the one that comes last adds them up in order and goes on. So each run has the same result.
+Rows are pixels of the result (images, heights, widths), columns are its channels. The sum runs over taps and input
+channels, which lie last. Each group of a convolution is a separate product, and so is each matrix of a MatMul of two
+activations. With ``split`` above one, several programs share a tile. Each writes its part of the sum to scratch memory.
+The last program to arrive adds the parts in order and finishes the tile, so every run has the same result.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from .product_shape import BY_TAP, ProductShape, conv_shape, folded_weights, pro
 from .product_text import Addend, text
 
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
-#: a space leaves out configs that take this many times as long as the best one, by estimate
+#: A space omits configs whose estimate is this many times that of the best config.
 FAR = 1.75
-#: programs on each multiprocessor, where each takes several tiles: of 8 warps, and of fewer
+#: Programs per multiprocessor where each program computes several tiles: with 8 warps, and with fewer.
 RESIDENT, RESIDENT_SMALL = 1, 2
-#: the memory engine takes matrices that begin at a multiple of this number of bytes
+#: The memory engine (TMA) requires matrices that start at a multiple of this number of bytes.
 ENGINE = 16
 
 
 class TritonProduct(CudaSolver):
-    """What `TritonConv`, `TritonMatMul` and `TritonGemm` share."""
+    """The common base of `TritonConv`, `TritonMatMul` and `TritonGemm`."""
 
     dtypes = FLOATS | {DType.BOOL, DType.INT32, DType.INT64}
-    #: what it multiplies
+    #: supported types of the factors
     factors: ClassVar[frozenset[DType]] = FLOATS - {DType.FLOAT32}
     rank = 38
     version = "2.1"
 
     @abstractmethod
     def shape(self, problem: Problem) -> ProductShape:
-        """What a static problem asks for."""
+        """The shape of a static problem's product."""
 
     def addend(self, problem: Problem) -> Addend:
-        """What is done with input 2."""
+        """How the kernel adds input 2."""
         return Addend(given=problem.input(2) is not None)
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -104,7 +104,7 @@ class TritonProduct(CudaSolver):
             given = [inputs[0], inputs[1], *([inputs[2]] if addend.given else []), *inputs[first:], outputs[0]]
             form = str(config.get("form", "tiles"))
             if form != "tiles" and any(x.device.type != "meta" and x.data_ptr() % ENGINE for x in given[:2]):
-                form = "tiles"  # a part of another tensor, which the memory engine does not read
+                form = "tiles"  # a part of another tensor, at an address that the memory engine cannot read
             kernel, grid = made(form)
             if split > 1:
                 given += [queue.scratch(scratch).view(precision.float32()), queue.zeros(tiles)]
@@ -115,13 +115,13 @@ class TritonProduct(CudaSolver):
 
 
 def _programs(config: Config, target: Target) -> int:
-    """As many as run at the same time."""
+    """The number of programs that run at the same time."""
     many = int(config["warps"]) < 8 and config.get("form") != "specialised"
     return max(target.units, 1) * (RESIDENT_SMALL if many else RESIDENT)
 
 
 class TritonConv(TritonProduct):
-    """Two spatial axes, channels last."""
+    """Convolutions with two spatial axes, channels last."""
 
     id = "triton.conv"
     ops = frozenset({"Conv"})
@@ -150,7 +150,7 @@ class TritonConv(TritonProduct):
 
 
 class TritonMatMul(TritonProduct):
-    """Matrices, of weights or of activations."""
+    """Products of matrices, with weights or with other activations."""
 
     id = "triton.matmul"
     ops = frozenset({"MatMul"})
@@ -170,7 +170,7 @@ class TritonMatMul(TritonProduct):
 
 
 class TritonGemm(TritonProduct):
-    """The product's sum, its factor, and a third operand of any shape that spreads over the result."""
+    """Gemm: alpha times the product, plus beta times an operand of any shape that broadcasts to the result."""
 
     id = "triton.gemm"
     ops = frozenset({"Gemm"})
@@ -195,7 +195,7 @@ class TritonGemm(TritonProduct):
 
 
 def gemm_shape(problem: Problem) -> ProductShape:
-    """What a static Gemm asks for; its first matrix lies as rows (a vector always does)."""
+    """The shape of a static Gemm. Its first matrix is stored by rows, which always holds for a vector."""
     x, out = problem.input(0), problem.outputs[0]
     assert isinstance(x, TensorType) and isinstance(out, TensorType)
     rows, columns = out.dims
@@ -203,7 +203,7 @@ def gemm_shape(problem: Problem) -> ProductShape:
 
 
 def gemm_addend(problem: Problem) -> Addend:
-    """What a Gemm does with its third operand."""
+    """How a Gemm adds its third operand."""
     c, alpha, beta = problem.input(2), *(float(problem.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
     if not isinstance(c, TensorType):
         return Addend(alpha=alpha, given=False)
@@ -219,7 +219,7 @@ TURNED = Packing("turned", _turned)
 
 
 class Single(TritonProduct):
-    """Single precision, which no tensor core multiplies as it is: the vendor's library comes first."""
+    """Single-precision products. Tensor cores cannot multiply these exactly, so the vendor's library ranks first."""
 
     factors = frozenset({DType.FLOAT32})
     rank = 45

@@ -1,9 +1,9 @@
-"""What a config of a product takes by estimate: the default is the least, and spaces leave out what is far from it.
+"""Estimated times of product configs. The default has the least estimate; spaces omit configs that are much slower.
 
-A program's steps are bound by whatever is slowest: the multiplications; the bytes that a multiprocessor gets from the
-second cache; or, with few bytes on their way at a time, by how long they take to come. The last is why deep sums over
-few tiles want many stages, and several programs on each multiprocessor. Programs that share a sum pay once more for
-their parts, which one of them fetches. The figures are those of an H200, roughly; only their ratios matter.
+The slowest of three things bounds a program's steps: the multiplications, the bytes that a multiprocessor gets from the
+L2 cache, or the latency of the loads where few bytes are in flight. Because of the latency, deep sums over few tiles
+want many stages and several programs per multiprocessor. Programs that share a sum pay extra for their parts, which one
+of them fetches. The constants roughly describe an H200; only their ratios matter.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from tunewright.search.space import Scalar
 from . import precision
 from .product_shape import ProductShape, fold, steps, steps_each
 
-#: from asking for bytes until they are there; what a step takes whatever is in it
+#: latency of a load; fixed cost of a step
 LATENCY, STEP = 0.7e-6, 0.04e-6
-#: bytes per second that a multiprocessor gets from the second cache, and that all get from memory
+#: bytes per second from the L2 cache to one multiprocessor, and from memory to all of them
 LINK, MEMORY = 55e9, 4.0e12
-#: Multiplications and additions per second of a multiprocessor: in large tiles; in those of fewer than 64 rows, which
-#: other instructions multiply; and of single precision, one by one.
+#: Multiply-adds per second of a multiprocessor: in large tiles; in tiles below 64 rows, which use other instructions;
+#: and in single precision without tensor cores.
 TENSOR, SMALL, SINGLE = 4.5e12, 1.6e12, 0.25e12
-#: what comes before and behind the steps, once, and of each program of a multiprocessor; and where sums are shared
+#: time around the steps, once; extra time per program of a multiprocessor; extra time of a shared sum
 AROUND, PROGRAM, SHARED = 0.7e-6, 0.1e-6, 1.0e-6
-#: registers of a multiprocessor's threads
+#: registers of a multiprocessor
 REGISTERS = 65536
-#: bytes of shared memory that a program may fill, by compute capability, a bit less than there are; of others from 80
-#: on; and of older ones
+#: Shared memory of a program in bytes, slightly below the hardware limit: ROOM by compute capability, USUAL_ROOM for
+#: others from 80 on, OLD_ROOM for older ones.
 ROOM, USUAL_ROOM = {80: 160 << 10, 87: 160 << 10, 90: 200 << 10, 100: 200 << 10, 103: 200 << 10}, 94 << 10
 OLD_ROOM = 60 << 10
-#: the first compute capability with a memory engine
+#: first compute capability with a memory engine (TMA)
 ENGINE = 90
-#: Sums of a thread: with fewer it has nothing to do. It has 255 registers for everything: with more sums it takes a
-#: minute to compile and is slow.
+#: Sums of a thread. With fewer, it has too little work. A thread has 255 registers in total; with more sums the kernel
+#: takes a minute to compile and runs slowly.
 LEAST_SUMS, MOST_SUMS = 2, 128
-#: multiplications that are written out for a thread, where no tensor core does them
+#: multiplications unrolled per thread where tensor cores are not used
 MOST_UNROLLED = 2048
-#: the fewest rows, columns and channels that tensor cores take
+#: the smallest number of rows, columns and channels for tensor cores
 LEAST = 16
-#: how many programs may share a sum
+#: numbers of programs that may share a sum
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
-#: configs that a search tries first
+#: number of configs that a search tries first
 PROMISING = 12
-#: tiles for each multiprocessor from which on programs may take several, one after the other
+#: With more tiles per multiprocessor than this, a program may compute several tiles in turn.
 MANY = 2
-#: Columns of a tile. 192, which are multiplied as 128 and 64, only where they come out even: of 768 they are a fourth,
-#: so that 4,096 rows make 128 tiles and not 96.
+#: Columns of a tile. A tile of 192 is multiplied as 128 and 64, and only used where 192 divides the columns. It makes
+#: four tiles of 768 columns, so that 4,096 rows give 128 tiles and not 96.
 WIDTHS, UNEVEN = (16, 32, 64, 128, 192, 256), 192
-#: a sum of this number of terms is deep
+#: A sum of at least this many terms counts as deep.
 DEEP = 768
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a target means for products."""
+    """The limits of a target that matter for products."""
 
     units: int
     room: int
@@ -69,12 +69,12 @@ class Gpu:
     @staticmethod
     def of(target: Target) -> Gpu:
         digits = target.arch.removeprefix("sm_")
-        arch = int(digits) if digits.isdigit() else ENGINE  # the interpreter takes everything
+        arch = int(digits) if digits.isdigit() else ENGINE  # the interpreter supports everything
         return Gpu(max(target.units, 1), ROOM.get(arch, USUAL_ROOM if arch >= 80 else OLD_ROOM), arch >= ENGINE)
 
 
 def estimate(shape: ProductShape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) -> float:
-    """Seconds, by estimate."""
+    """Estimate the seconds that a config takes."""
     bm, bn, bk, split, warps, stages = (int(config[k]) for k in ("bm", "bn", "bk", "split", "warps", "stages"))
     number, size = steps_each(shape, config), dtype.itemsize
     large = bm >= 64 and warps >= 4
@@ -85,10 +85,10 @@ def estimate(shape: ProductShape, config: Mapping[str, Any], gpu: Gpu, dtype: DT
     sums = bm * bn // (32 * warps)
     fits = min(gpu.room // (stages * sent), REGISTERS // (32 * warps * min(255, sums + 72)), 48 // warps)
     programs = shape.tiles(bm, bn) * split
-    ahead = stages - (1.5 if large else 1.0)  # one of the steps that are there is being multiplied, or even two
+    ahead = stages - (1.5 if large else 1.0)  # one of the loaded steps is being multiplied, or even two
 
     def wave(together: int) -> float:
-        """The time of a wave: this number of programs on each multiprocessor at the same time."""
+        """The time of a wave: ``together`` programs on each multiprocessor at the same time."""
         work = max(2 * bm * bn * bk * together / rate, sent * together / LINK)
         step = max(work, LATENCY / ahead) if ahead > 0 else work + LATENCY / together
         return LATENCY + AROUND + number * (step + STEP) + together * (PROGRAM + bm * bn * size / LINK)
@@ -103,14 +103,14 @@ def estimate(shape: ProductShape, config: Mapping[str, Any], gpu: Gpu, dtype: DT
 
 
 def possible(shape: ProductShape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) -> bool:
-    """Whether it can be compiled in reasonable time, and leaves out nothing better that does the same."""
+    """Whether a config compiles in reasonable time and no equivalent config is better."""
     bm, bn, bk, split, warps = (int(config[k]) for k in ("bm", "bn", "bk", "split", "warps"))
     if not max(256, warps * 32 * LEAST_SUMS) <= bm * bn <= min(128 * 256, warps * 32 * MOST_SUMS):
         return False
     form = config.get("form", "tiles")
     if bn == UNEVEN and (shape.columns % bn or split > 1 or bm < 64 or form != "tiles" or dtype is DType.FLOAT32):
         return False
-    written = bm * bn if form != "tiles" else 0  # a tile is on its way out while the next one comes in
+    written = bm * bn if form != "tiles" else 0  # the finished tile is still being written while the next one is loaded
     if ((bm + bn) * bk * int(config["stages"]) + written) * dtype.itemsize > gpu.room:
         return False
     if not precision.is_safe(config, bm, warps):
@@ -124,12 +124,12 @@ def possible(shape: ProductShape, config: Mapping[str, Any], gpu: Gpu, dtype: DT
         return False
     tiles, number = shape.tiles(bm, bn), steps(shape, config)
     if int(config["stages"]) > 2 and int(config["stages"]) > -(-number // split) + 1:
-        return False  # nothing to load so far ahead
+        return False  # too few steps to load so far ahead
     if split > 1 and (split > number or tiles * split > 6 * gpu.units):
         return False
     across = shape.columns > bn and shape.rows > bm
     if int(config["group"]) > 1 and not (across and tiles > gpu.units):
-        return False  # all of them run at the same time in any case
+        return False  # all tiles run at the same time anyway
     if form == "tiles":
         return True
     if form == "specialised" and (warps != 4 or bm < 128 or not shape.dense):
@@ -138,7 +138,7 @@ def possible(shape: ProductShape, config: Mapping[str, Any], gpu: Gpu, dtype: DT
 
 
 def described(shape: ProductShape, config: Mapping[str, Any], dtype: DType) -> bool:
-    """Whether TMA can copy tiles: matrices whose rows are multiples of 16 bytes, steps that end with a tap."""
+    """Whether TMA can copy the tiles: rows of matrices are multiples of 16 bytes, and steps end with a tap."""
     if shape.products > 1 or "fold" in config or dtype is DType.FLOAT32:
         return False
     lines = [shape.columns, *([shape.depth] if shape.dense else [])]
@@ -147,7 +147,7 @@ def described(shape: ProductShape, config: Mapping[str, Any], dtype: DType) -> b
 
 @lru_cache(4096)
 def best(shape: ProductShape, gpu: Gpu, dtype: DType) -> tuple[tuple[tuple[str, Any], ...], float]:
-    """The items of the config with the least estimate, among usual ones where there are any; and that estimate."""
+    """The items of the config with the least estimate, and that estimate. Usual configs come first, if any."""
     usual = None if dtype is DType.FLOAT32 else _best(shape, gpu, dtype, usual=True)
     found = usual or _best(shape, gpu, dtype, usual=False)
     assert found is not None
@@ -155,7 +155,7 @@ def best(shape: ProductShape, gpu: Gpu, dtype: DType) -> tuple[tuple[tuple[str, 
 
 
 def promising(shape: ProductShape, gpu: Gpu, dtype: DType) -> list[tuple[tuple[str, Any], ...]]:
-    """The items of the best config of each tile and number of warps, the least estimates first."""
+    """The items of the best config for each tile and number of warps, least estimates first."""
     tiles: dict[tuple[int, int, int], tuple[float, dict[str, Any]]] = {}
     for seconds, config in _candidates(shape, gpu, dtype, usual=False):
         tile = config["bm"], config["bn"], config["warps"]
@@ -171,7 +171,8 @@ def _best(shape: ProductShape, gpu: Gpu, dtype: DType, usual: bool) -> tuple[tup
 
 
 def _candidates(shape: ProductShape, gpu: Gpu, dtype: DType, usual: bool) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Configs that may be a default, each with its estimate; or, with more warps, that a search may begin with."""
+    """Candidates for the default, each with its estimate. Without ``usual``, also candidates with more warps for a
+    search."""
     single = dtype is DType.FLOAT32
     extra: dict[str, Scalar] = {name: values[0] for name, values in _optional(shape, gpu, dtype).items()}
     bks = (16, 32) if single else (16, 32, 64) if "fold" in extra else _deep(shape)
@@ -188,23 +189,26 @@ def _candidates(shape: ProductShape, gpu: Gpu, dtype: DType, usual: bool) -> Ite
             if split > 1 and (tiles * split > 2 * gpu.units or bm * bn >= 128 * 128):
                 continue
             if bm >= 64 and stages < 3 and steps_each(shape, config) > 2:
-                continue  # one is being multiplied and one is about to be: nothing would be on its way
+                continue  # one step is being multiplied and one is next, so no load would be in flight
             if usual and stages > 3 and bm * bn == 64 * 128 and tiles > 2 * gpu.units:
-                continue  # a third program on each multiprocessor is worth more
+                continue  # a third program on each multiprocessor gains more
             if possible(shape, config, gpu, dtype):
                 yield estimate(shape, config, gpu, dtype), config
 
 
 def _is_usual(shape: ProductShape, bm: int, bn: int, bk: int, gpu: Gpu) -> bool:
-    """What an H200 showed and the estimate does not: ResNet-50's layers at batch 1 and 64, BERT-base's products."""
-    if bm * bn >= 128 * 128 and bk > 64:  # rather more stages than longer ones
+    """Whether measurements on an H200 favour the tile, where the estimate does not show it.
+
+    The measurements cover the layers of ResNet-50 at batch 1 and 64 and the products of BERT-base.
+    """
+    if bm * bn >= 128 * 128 and bk > 64:  # more stages are better than longer ones
         return False
-    if shape.folds:  # few steps: what comes before and behind them is hidden by other programs
+    if shape.folds:  # few steps: other programs hide the time before and after them
         return bm <= 64 or bn < 64
     if bk < 64 <= shape.depth:
         return False
     if _is_deep(shape) and shape.columns % UNEVEN == 0 and gpu.units < shape.tiles(64, UNEVEN) <= 2 * gpu.units:
-        return bm == 64 and bn == UNEVEN  # all of it at the same time, two programs on each multiprocessor
+        return bm == 64 and bn == UNEVEN  # all tiles run at the same time, with two programs per multiprocessor
     if bn > 128:
         return False
     wide = bn >= min(128, shape.columns)
@@ -218,8 +222,8 @@ def _is_deep(shape: ProductShape) -> bool:
 
 
 def _warps(shape: ProductShape, bm: int, bn: int, gpu: Gpu) -> int:
-    """By default. With four of them a tile of 128 x 128 leaves room for others that hide its end, which counts for most
-    unless sums are deep."""
+    """The default number of warps. With four, a tile of 128 x 128 leaves room for other programs, which hide its end.
+    This matters most unless sums are deep."""
     if bm * bn == 128 * 128:
         return 8 if _is_deep(shape) and shape.dense else 4
     many = shape.tiles(128, 128) >= MANY * gpu.units
@@ -227,12 +231,12 @@ def _warps(shape: ProductShape, bm: int, bn: int, gpu: Gpu) -> int:
 
 
 def _deep(shape: ProductShape) -> tuple[int, ...]:
-    """Channels of a step."""
+    """The possible numbers of channels per step."""
     return (32, 64, 128) if shape.depth >= 64 else (16, 32, 64)
 
 
 def params(shape: ProductShape, gpu: Gpu, dtype: DType) -> dict[str, Sequence[Scalar]]:
-    """Every parameter with the values that some config of the shape may have."""
+    """All parameters, with the values that some config of the shape may have."""
     high = [b for b in WIDTHS if b < 2 * max(shape.rows, LEAST) and b != UNEVEN]
     wide = [b for b in WIDTHS if b < 2 * max(shape.columns, LEAST) and (b != UNEVEN or shape.columns % b == 0)]
     parts = 6 * gpu.units // shape.tiles(high[-1], wide[-1])
@@ -246,7 +250,7 @@ def params(shape: ProductShape, gpu: Gpu, dtype: DType) -> dict[str, Sequence[Sc
 
 
 def _optional(shape: ProductShape, gpu: Gpu, dtype: DType) -> dict[str, Sequence[Scalar]]:
-    """Parameters that not all shapes have, the default value first."""
+    """Parameters that only some shapes have, the default value first."""
     found: dict[str, Sequence[Scalar]] = {}
     if shape.folds:
         found |= {"fold": ["flat", "row"], "align": shape.alignments(dtype)}

@@ -1,4 +1,4 @@
-"""What a product or a convolution asks for, and how its sum is cut into steps."""
+"""The shape of a product or convolution, and the division of its sum into steps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tunewright.ir.types import DType, TensorType
 from tunewright.ops.windows import windows
 from tunewright.solvers.base import Array, Packing, Problem
 
-#: places are counted in 32 bits
+#: positions are 32-bit numbers
 MOST_ELEMENTS = 1 << 31
-#: With fewer channels the taps along a row of the window are summed over together: tensor cores take 16 at least.
+#: With fewer channels, the sum joins the taps along a row of the window, because tensor cores need at least 16 terms.
 FEW_CHANNELS = 16
-#: bytes that a thread loads at once, at most; and what goes past its registers, at least
+#: most bytes that a thread loads at once; fewest bytes of a copy that bypasses its registers
 VECTOR, WORD = 16, 4
 
 
 @dataclass(frozen=True)
 class ProductShape:
-    """Everything that the kernel is made for. A product is a convolution of one tap over one row of pixels."""
+    """All that the kernel needs to know of sizes. A product is a convolution with one tap over one row of pixels."""
 
     images: int
     height: int
@@ -39,26 +39,26 @@ class ProductShape:
     head: tuple[int, int] = (0, 0)
     padded: bool = False
     groups: int = 1
-    #: Products of their own, (number, elements between left matrices, between right ones) along each axis of them.
+    #: Independent products: (number, elements between left matrices, elements between right matrices) per batch axis.
     batch: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def depth(self) -> int:
-        """Channels that are summed over: those of a group."""
+        """Number of channels of a group, over which the sum runs."""
         return self.channels // self.groups
 
     @property
     def columns(self) -> int:
-        """Filters of a group."""
+        """Number of filters of a group."""
         return self.filters // self.groups
 
     @property
     def products(self) -> int:
-        """How many independent products it is: groups of a convolution, or matrices."""
+        """Number of independent products: groups of a convolution, or matrices."""
         return self.groups * math.prod(number for number, _, _ in self.batch)
 
     def tiles(self, bm: int, bn: int) -> int:
-        """Tiles of all products."""
+        """Number of tiles of all products."""
         return -(-self.rows // bm) * -(-self.columns // bn) * self.products
 
     @property
@@ -72,13 +72,16 @@ class ProductShape:
 
     @property
     def folds(self) -> bool:
-        """Whether taps along a row are contiguous in memory, and have too few channels to be summed alone."""
+        """Whether the taps of a row are contiguous in memory and have too few channels for a sum of their own."""
         few = self.depth < FEW_CHANNELS and self.kernel[1] > 1
         return few and self.groups == 1 and self.dilation[1] == 1
 
     def alignments(self, dtype: DType) -> list[int]:
-        """How many elements may be loaded at once, the best one first: windows begin at a multiple of them, once moved
-        a bit. Where they need not be moved, what is loaded can go straight to where it is multiplied."""
+        """Numbers of elements that may be loaded at once, best first. Windows start at a multiple of them after a small
+        shift.
+
+        Without a shift, the loads can go directly to shared memory.
+        """
         most = math.gcd(self.stride[1] * self.channels, self.width * self.channels, VECTOR // dtype.itemsize)
         found = [align for align in (8, 4, 2, 1) if most % align == 0]
         whole = math.gcd(self.head[1] * self.channels, self.kernel[1] * self.channels)
@@ -88,10 +91,10 @@ class ProductShape:
 
 @dataclass(frozen=True)
 class FoldedWindow:
-    """A row of a window as it lies in memory: its taps and their channels are one sum.
+    """A row of a window as it lies in memory: its taps and their channels form one sum.
 
-    Elements ``shift`` to ``shift + width`` of ``pitch`` belong to it; the weights of the others are zero. In steps of
-    ``flat`` the rows follow each other; else each begins a new one.
+    Elements ``shift`` to ``shift + width`` of ``pitch`` belong to the window; the others have zero weights. With
+    ``flat`` the rows follow each other within the steps. Otherwise each row starts a new step.
     """
 
     width: int
@@ -102,7 +105,7 @@ class FoldedWindow:
 
     @property
     def end(self) -> int:
-        """Behind this nothing is loaded."""
+        """Number of elements to load. No element behind it is loaded."""
         return -(-(self.shift + self.width) // self.align) * self.align
 
     @property
@@ -112,7 +115,7 @@ class FoldedWindow:
 
 
 def fold(shape: ProductShape, config: Mapping[str, Any]) -> FoldedWindow | None:
-    """How a config folds the taps of a shape."""
+    """How a config folds the taps of a shape; None where it does not."""
     if "fold" not in config:
         return None
     align, flat = int(config["align"]), config["fold"] == "flat"
@@ -123,7 +126,7 @@ def fold(shape: ProductShape, config: Mapping[str, Any]) -> FoldedWindow | None:
 
 
 def steps(shape: ProductShape, config: Mapping[str, Any]) -> int:
-    """Steps of the sum."""
+    """Number of steps of the sum."""
     bk, folded = int(config["bk"]), fold(shape, config)
     if folded is not None:
         return -(-shape.kernel[0] * folded.pitch // bk)
@@ -131,12 +134,12 @@ def steps(shape: ProductShape, config: Mapping[str, Any]) -> int:
 
 
 def steps_each(shape: ProductShape, config: Mapping[str, Any]) -> int:
-    """Steps of each program of those that share a sum; the last ones may have fewer, or none."""
+    """Number of steps of each program that shares a sum. The last programs may have fewer steps, or none."""
     return -(-steps(shape, config) // int(config["split"]))
 
 
 def conv_shape(problem: Problem) -> ProductShape:
-    """What a static convolution over two spatial axes asks for."""
+    """The shape of a static convolution over two spatial axes."""
     x, w, out = problem.input(0), problem.input(1), problem.outputs[0]
     assert isinstance(x, TensorType) and isinstance(w, TensorType) and isinstance(out, TensorType)
     win = windows(x.dims[2:], w.dims[2:], problem.attrs)
@@ -153,7 +156,7 @@ def _two(values: tuple[int, ...]) -> tuple[int, int]:
 
 
 def product_shape(problem: Problem) -> ProductShape:
-    """What a static MatMul of matrices asks for: one product where all rows meet the same matrix, else one of each."""
+    """The shape of a static MatMul of matrices: one product where all rows share a matrix, else one per matrix."""
     x, w, out = problem.input(0), problem.input(1), problem.outputs[0]
     assert isinstance(x, TensorType) and isinstance(w, TensorType) and isinstance(out, TensorType)
     (rows, depth), columns = x.dims[-2:], w.dims[-1]
@@ -169,13 +172,13 @@ def product_shape(problem: Problem) -> ProductShape:
 
 
 def _wide(x: TensorType, w: TensorType, number: int) -> list[int]:
-    """Sizes of the axes in front of the matrices, spread over each other."""
+    """Sizes of the batch axes after broadcasting."""
     each = [(1,) * (number + 2 - len(t.dims)) + t.dims[:-2] for t in (x, w)]
     return [a if b == 1 else b for a, b in zip(*each, strict=True)]
 
 
 def _between(sizes: tuple[int, ...], matrix: int) -> list[int]:
-    """Elements between neighbours along each axis; 0 along those that are spread."""
+    """Elements between neighbours along each axis; 0 along axes that are broadcast."""
     found = [0] * len(sizes)
     for axis in reversed(range(len(sizes))):
         found[axis] = 0 if sizes[axis] == 1 else matrix
@@ -184,7 +187,7 @@ def _between(sizes: tuple[int, ...], matrix: int) -> list[int]:
 
 
 def why_not_size(problem: Problem) -> str | None:
-    """What speaks against the sizes of a static problem."""
+    """The reason why a static problem's sizes are unsupported, else None."""
     sizes = [t.size for t in (*problem.inputs, *problem.outputs) if isinstance(t, TensorType)]
     return "is empty" if min(sizes) < 1 else "is too large" if max(sizes) >= MOST_ELEMENTS else None
 
@@ -197,7 +200,7 @@ BY_TAP = Packing("taps, channels, filters", _by_tap)
 
 
 def folded_weights(shape: ProductShape, config: Mapping[str, Any]) -> Packing:
-    """Rows of the window with zeros around them, and below them until the last step is full."""
+    """The packing of weights as rows of the window. Zeros surround each row, and fill up the last step."""
     folded = fold(shape, config)
     assert folded is not None
     total = steps_each(shape, config) * int(config["split"]) * int(config["bk"])

@@ -1,4 +1,4 @@
-"""The kernel of products and convolutions: one text for both, the convolution as an implicit product."""
+"""The kernel text of products and convolutions. One text serves both, as a convolution is an implicit product."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ..source.text import HEAD, NAMES, chain
 from . import precision
 from .product_shape import FoldedWindow, ProductShape, fold, steps, steps_each
 
-#: elements of each operand that a thread may hold from the beginning
+#: Elements per thread of each operand that may be loaded before the sum.
 EARLY = 64
 
 
 @dataclass(frozen=True)
 class Addend:
-    """Input 2, which is added: the elements between its neighbours along rows and columns (0: the same for all)."""
+    """How input 2 is added: the elements between neighbours along rows and along columns. 0 means the same for all."""
 
     rows: int = 0
     columns: int = 1
-    #: factors of the product and of what is added
+    #: factors of the product and of input 2
     alpha: float = 1.0
     beta: float = 1.0
-    #: there is an input 2
+    #: whether there is an input 2
     given: bool = True
 
 
 class _Lines:
-    """Lines of a kernel, each as deep as the blocks around it."""
+    """Collects the lines of a kernel and indents them by the blocks around them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -50,11 +50,11 @@ class _Lines:
 
 
 def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any], addend: Addend, programs: int) -> str:
-    """The kernel for a shape. Its config says in which form:
+    """The text of the kernel for a shape. ``form`` of the config is one of three.
 
-    "tiles": a program for each tile, whose threads load what they multiply. "descriptors": ``programs`` of them, which
-    take one tile after the other, and the memory engine loads. "specialised": the same, where some warps do nothing but
-    ask for what the others multiply.
+    "tiles": one program per tile, whose threads load their own operands. "descriptors": ``programs`` programs, which
+    compute one tile after the other, with loads by the memory engine. "specialised": the same, but some warps only
+    issue loads and the others multiply.
     """
     bm, bn, split = (int(config[k]) for k in ("bm", "bn", "split"))
     form = str(config.get("form", "tiles"))
@@ -67,7 +67,7 @@ def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any], adden
         _tile(emit, problem, shape, config, addend)
     else:
         _descriptors(emit, shape, config)
-        # In one loop with that over steps the loads of the next tile begin while this one is written.
+        # Flattened with the loop over steps, so that the loads of the next tile start while this one is written.
         joined = ", flatten=True" if form == "descriptors" else ""
         with emit.block(f"for tile in tl.range(tl.program_id(0), {shape.tiles(bm, bn)}, {programs}{joined}):"):
             _tile(emit, problem, shape, config, addend)
@@ -75,7 +75,7 @@ def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any], adden
 
 
 def _descriptors(emit: _Lines, shape: ProductShape, config: Mapping[str, Any]) -> None:
-    """Matrices that the memory engine copies tiles of: what is beyond them is zero."""
+    """Emit the descriptors of the matrices whose tiles the memory engine copies. Elements outside are zero."""
     bm, bn, bk = (int(config[k]) for k in ("bm", "bn", "bk"))
     if shape.dense:
         emit(f"left = tl.make_tensor_descriptor(x, shape=[{shape.rows}, {shape.depth}], "
@@ -86,7 +86,7 @@ def _descriptors(emit: _Lines, shape: ProductShape, config: Mapping[str, Any]) -
 
 
 def _tile(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[str, Any], addend: Addend) -> None:
-    """One tile from its number to the result."""
+    """Emit one tile, from its number to the result."""
     bm, bn, split, group = (int(config[k]) for k in ("bm", "bn", "split", "group"))
     rows, columns, blocks = shape.rows, shape.columns, _blocks(bn)
     down, across = -(-rows // bm), -(-columns // bn)
@@ -110,7 +110,7 @@ def _tile(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[s
             emit(f"n = n{b.name}", f"acc = acc{b.name}", *finish.addend, *finish.loads, *finish.statements)
         return
     emit(*finish.addend)
-    # What is added is on its way while the sum is taken, as long as it leaves registers for that.
+    # Load input 2 and the operands during the sum, as long as enough registers are left.
     early = split == 1 and bm * bn <= EARLY * 32 * int(config["warps"]) and config.get("form", "tiles") == "tiles"
     if early:
         emit(*finish.loads)
@@ -126,19 +126,19 @@ def _tile(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[s
     )  # fmt: skip
     with emit.block(f"if arrived == {split - 1}:"):
         emit("tl.store(counters + tile, 0)", *finish.loads, 'acc = tl.load(at_part, cache_modifier=".cg")')
-        # written out: the loads go on their way together, and are added in order
+        # unrolled: all loads are in flight together, and are added in order
         with emit.block(f"for other in tl.static_range(1, {split}):"):
             emit(f'acc += tl.load(at_part + other * {bm * bn}, cache_modifier=".cg")')
         emit(*finish.statements)
 
 
 def _sum(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[str, Any]) -> None:
-    """``acc``: this program's part of the sum."""
+    """Emit ``acc``, this program's part of the sum."""
     bm, bn, bk, split = (int(config[k]) for k in ("bm", "bn", "bk", "split"))
     form = config.get("form", "tiles")
     folded, engine = fold(shape, config), form != "tiles"
     depth, number, each = shape.depth, steps(shape, config), steps_each(shape, config)
-    beyond = each * split > number  # the last parts may have fewer, or none: what is beyond the end is masked
+    beyond = each * split > number  # the last parts may have fewer steps, or none, so a mask guards the end
     first = x = "x"
     weights, column = "w", "{n}[None, :]"
     if shape.groups > 1:
@@ -199,7 +199,7 @@ def _sum(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[st
             first = f"left.load([row * {bm}, at])" if shape.dense else first
         emit(f"a = {first}")
         if folded is not None and not folded.exact:
-            # What lies beside the window meets weights of zero; it may be infinite.
+            # Elements beside the window have zero weights, but may be infinite.
             emit(f"a = tl.where(((r >= {folded.shift}) & (r < {folded.shift + folded.width}))[None, :], a, 0.0)")
         how = precision.option(precision.dtype(problem), config)
         for b in _blocks(bn):
@@ -208,7 +208,7 @@ def _sum(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[st
 
 @dataclass(frozen=True)
 class _Block:
-    """Columns of a tile that are multiplied together; ``name`` is behind the names of what belongs to them."""
+    """Columns of a tile that are multiplied together. ``name`` is the suffix of their variables."""
 
     name: str
     start: str
@@ -216,7 +216,7 @@ class _Block:
 
 
 def _blocks(bn: int) -> list[_Block]:
-    """All columns; of a number that is no power of two, as Triton wants it, two of them."""
+    """The blocks of a tile. Triton needs powers of two, so any other number of columns makes two blocks."""
     if bn & (bn - 1) == 0:
         return [_Block("", "", bn)]
     first = 1 << bn.bit_length() - 1
@@ -224,7 +224,7 @@ def _blocks(bn: int) -> list[_Block]:
 
 
 def _place(shape: ProductShape, which: int) -> str:
-    """Elements in front of the left (1) or right (2) matrix of product ``part_of``."""
+    """The offset of the left (1) or right (2) matrix of product ``part_of``, as an expression."""
     terms, inner = [], 1
     for axis, entry in reversed(list(enumerate(shape.batch))):
         number, between = entry[0], entry[which]
@@ -236,11 +236,13 @@ def _place(shape: ProductShape, which: int) -> str:
 
 
 def _windows(emit: _Lines, shape: ProductShape, x: str, folded: FoldedWindow | None) -> None:
-    """``rows``: where the window of each pixel begins; ``top`` and ``left``, which counts elements of folded rows."""
+    """Emit ``rows``, where each pixel's window starts, and ``top`` and ``left``. In folded rows ``left`` counts
+    elements."""
     area, between = shape.out_height * shape.out_width, shape.channels
     emit(f"image = m // {area}", f"top = m % {area} // {shape.out_width} * {shape.stride[0]} - {shape.head[0]}")
     if folded is not None:
-        # What `left` is a multiple of says how much a thread may load at once: it is widened before it is multiplied.
+        # Divisors of `left` tell the compiler how much a thread may load at once. So `wide` is applied before the
+        # product.
         emit(
             f"left = wide(m % {shape.out_width})", "top = wide(top)",
             f"left = left * {shape.stride[1] * between} - {shape.head[1] * between + folded.shift}",
@@ -256,7 +258,7 @@ def _windows(emit: _Lines, shape: ProductShape, x: str, folded: FoldedWindow | N
 
 
 def _folded(emit: _Lines, shape: ProductShape, config: Mapping[str, Any], whole: Sequence[str]) -> str:
-    """The load of a step of folded rows; ``r``: places along a row of the window."""
+    """Emit and return the load of one step of folded rows. ``r`` are the positions along a row of the window."""
     folded, bk = fold(shape, config), int(config["bk"])
     assert folded is not None
     line = shape.width * shape.channels
@@ -287,7 +289,7 @@ def _mask(terms: Sequence[str]) -> str:
 
 
 class _Finish:
-    """From the sum to the result: loads that need no sum, and the statements behind them."""
+    """The end of a tile: loads that do not need the sum, and the statements from the sum to the result."""
 
     def __init__(self, problem: Problem, shape: ProductShape, addend: Addend) -> None:
         out = problem.outputs[0]
@@ -300,7 +302,7 @@ class _Finish:
             line = f"(part_of * {rows} + m)"
         self.loads = [f"valid = (m < {rows})[:, None] & (n < {columns})[None, :]",
                       f"spot = {line}[:, None] * {shape.filters} + {column}[None, :]"]  # fmt: skip
-        #: the load of what is added, if it is little
+        #: the load of a small input 2
         self.addend: list[str] = []
         self.statements = [f"acc = acc * {addend.alpha!r}"] if addend.alpha != 1.0 else []
         if addend.given:

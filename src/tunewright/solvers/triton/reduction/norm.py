@@ -1,7 +1,7 @@
 """Normalisations: layer, RMS, instance, group, mean-variance, Lp, and com.microsoft's with a sum in front.
 
-Statistics take two passes, the mean and then the squares around it, so that a large mean costs no digits. A row that
-fits into a tile is read once. Parts of few long rows have statistics of their own, which are joined in their order.
+Statistics take two passes, first the mean and then the squares around it, so a large mean costs no digits. A row that
+fits a tile is read once. Few long rows are split into parts; their statistics are combined in the order of the parts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MS = "com.microsoft::"
 
 @dataclass(frozen=True)
 class TritonNormForm:
-    """One operation: what stands in which place. Numbers are inputs or outputs; None: it has no such thing."""
+    """The inputs and outputs of one operation, by number. None where the operation lacks one."""
 
-    #: layer: (x - mean) / sqrt(variance + epsilon); rms: without the mean; deviation: epsilon behind the root; l1, l2
+    #: layer: (x - mean) / sqrt(variance + epsilon); rms: no mean; deviation: epsilon added to the root; l1, l2: norms
     kind: str
     scale: int | None = None
     bias: int | None = None
-    #: further terms of the sum that is normalised
+    #: inputs that are added to the first before the normalisation
     skip: tuple[int, ...] = ()
     mean: int | None = None
     inverse: int | None = None
@@ -63,13 +63,13 @@ FORMS: dict[str, TritonNormForm] = {
     "LpNormalization": TritonNormForm("l2"),
 }
 _PER_CHANNEL = ("InstanceNormalization", "GroupNormalization")
-#: what is summed of each (centred) element d
+#: the summand for each (centred) element d
 _POWER: Mapping[str, str] = {"l1": "tl.abs(d)"}
 _SQUARE = "d * d"
 
 
 def form_of(problem: Problem) -> TritonNormForm:
-    """What a problem asks for, its attributes included."""
+    """The form of a problem, with its attributes applied."""
     form, attrs = FORMS[problem.op], problem.attrs
     if problem.op == "LpNormalization":
         return replace(form, kind=f"l{int(attrs.get('p', 2))}")
@@ -79,7 +79,7 @@ def form_of(problem: Problem) -> TritonNormForm:
 
 
 def view_of(problem: Problem) -> RowView:
-    """The rows that are normalised."""
+    """The rows to normalise."""
     x, attrs = tensor(problem.input(0)), problem.attrs
     rank = len(x.dims)
     if problem.op == "MeanVarianceNormalization":
@@ -95,7 +95,7 @@ def view_of(problem: Problem) -> RowView:
 
 
 def operand_type(problem: Problem, i: int) -> TensorType:
-    """An operand as it is spread over what is normalised."""
+    """The type of an operand, shaped to broadcast over the normalised tensor."""
     type, x = tensor(problem.inputs[i]), tensor(problem.inputs[0])
     if problem.op in _PER_CHANNEL:
         return type.with_shape((*type.dims, *(1 for _ in x.dims[2:])))
@@ -103,13 +103,13 @@ def operand_type(problem: Problem, i: int) -> TensorType:
 
 
 class TritonNorm(CudaSolver):
-    """A program normalises some rows, or some columns side by side."""
+    """Normalisations. A program handles some rows, or some adjacent columns."""
 
     id = "triton.norm"
     ops = frozenset(FORMS)
     layouts = frozenset({PLAIN.name, "nhwc"})
     dtypes = rows.FLOATS
-    # one kernel, where the library's needs a second one that copies, or several for what torch has no function of
+    # One kernel; the library needs a second one to copy, or several where torch has no matching function.
     rank = 50
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -172,16 +172,16 @@ class TritonNormWriter:
         self.problem, self.form, self.view = problem, form_of(problem), view_of(problem)
         self.tile = Tile(self.view, config)
         self.real = fold.real(self.view.x.dtype)
-        #: inputs that are added to the first before anything else
+        #: the inputs that are added to the first one before the normalisation
         self.terms = [i for i in self.form.skip if problem.input(i) is not None]
 
     def texts(self) -> list[str]:
-        """The kernel; or that of the parts' statistics and the one that uses them."""
+        """The text of the kernel; for split rows, of the kernel of statistics and of the kernel that uses them."""
         return [self._finish()] if self.tile.split == 1 else [self._parts(), self._finish()]
 
     # -- statistics ---------------------------------------------------------------------------------------------------
     def _read(self) -> list[str]:
-        """``v``: the elements; 0 beyond the end of a row."""
+        """Statements that load ``v``, the elements. Beyond the end of a row they are 0."""
         lines = [f"v = tl.load(p0 + at, mask=ok, other=0.0).to({self.real})"]
         for i in self.terms:
             lines += [self.tile.operand(f"t{i}", f"p{i}", operand_type(self.problem, i)), f"v += t{i}"]
@@ -193,7 +193,8 @@ class TritonNormWriter:
         return "d = tl.where(live, v - mean[:, None], 0.0)" if self.form.centred else "d = v"
 
     def _statistics(self, count: str) -> list[str]:
-        """``mean`` and ``power`` of a row or a part of it; where it is read once, ``v`` and ``d`` stay."""
+        """Statements for ``mean`` and ``power`` of a row or part. Where the row is read once, they keep ``v`` and
+        ``d``."""
         tile, power = self.tile, _POWER.get(self.form.kind, _SQUARE)
         if tile.whole:
             mean = [f"mean = tl.sum(v, 1) / {count}"] if self.form.centred else []
@@ -218,7 +219,7 @@ class TritonNormWriter:
         return rows.kernel([*pointers, "parts"], lines)
 
     def _joined(self) -> list[str]:
-        """``mean`` and ``power`` of a row from those of its parts, each around its own mean."""
+        """Statements that combine ``mean`` and ``power`` of a row's parts. Each part's power is around its own mean."""
         tile, many = self.tile, self.tile.split * self.view.rows
         lines = [
             f"number = tl.arange(0, {tile.split})[None, :]",
@@ -245,7 +246,7 @@ class TritonNormWriter:
         return "power" if self.form.kind == "l1" else "tl.sqrt(power)"
 
     def _result(self) -> list[str]:
-        if self.form.kind in ("l1", "l2"):  # a factor of 1 / norm could be denormal
+        if self.form.kind in ("l1", "l2"):  # multiplying by 1 / norm could lose digits, as it may be denormal
             return ["y = tl.where(norm[:, None] == 0, 0.0, d / norm[:, None])"]
         lines = ["y = d * norm[:, None]"]
         for name, i, operator in (("scale", self.form.scale, "*"), ("bias", self.form.bias, "+")):

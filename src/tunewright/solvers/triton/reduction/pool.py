@@ -1,7 +1,8 @@
-"""MaxPool, AveragePool and LpPool over one to three axes, plain or with channels last: each thread has some results.
+"""MaxPool, AveragePool and LpPool over one to three axes, plain or with channels last. Each thread computes some
+results.
 
-Results are counted in memory's order, so neighbours read neighbours. Few taps are written out, so that all of their
-loads are under way at the same time.
+Results are numbered in memory order, so neighbouring threads read neighbouring elements. Few taps are unrolled, so that
+all of their loads are in flight at the same time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..source.rows import cdiv, filling, tensor
 from ..source.text import NAMES, chain, load, physical_order, why_not_chain
 from .reduce import pool_fold, why_not_pool
 
-#: taps that are written out
+#: taps that are unrolled
 MOST_TAPS = 32
 #: channels that a thread may load at once
 VECTOR = 8
@@ -41,7 +42,7 @@ class TritonPool(CudaSolver):
     ops = frozenset({"MaxPool", "AveragePool", "LpPool"})
     layouts = frozenset({PLAIN.name, "nhwc"})
     dtypes = _NUMBERS | {DType.BOOL}
-    # one kernel, where the library's needs others that pad, copy or do the epilogue
+    # One kernel; the library needs others to pad, copy or run the epilogue.
     rank = 50
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -54,7 +55,7 @@ class TritonPool(CudaSolver):
             return f"{len(x.dims) - 2} spatial axes, where one to three are needed"
         if x.layout != out.layout:
             return "input and output differ in layout"
-        windows(x.dims[2:], problem.attrs["kernel_shape"], problem.attrs)  # says what is wrong with them
+        windows(x.dims[2:], problem.attrs["kernel_shape"], problem.attrs)  # raises for invalid attributes
         if len(problem.outputs) > 1:
             if x.layout != PLAIN:
                 return "indices count elements of the plain layout"
@@ -71,10 +72,10 @@ class TritonPool(CudaSolver):
         return Space({"block": [64, 128, 256, 512, 1024, 2048], "warps": [1, 2, 4, 8]}, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """A few results for each thread; less where there are not enough of them for every multiprocessor."""
+        """A few results per thread, fewer where they would not occupy every multiprocessor."""
         out = tensor(problem.outputs[0])
         block = filling(out.size, target.units)
-        each = 8 if block == 1024 and out.layout != PLAIN else 4  # half floats of 16 bytes that lie side by side
+        each = 8 if block == 1024 and out.layout != PLAIN else 4  # eight half floats fill 16 adjacent bytes
         return {"block": block, "warps": block // (32 * each)}
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
@@ -109,11 +110,11 @@ class _Axis:
         return [f"({at} >= 0) & ({at} < {self.size})"] if self.padded else []
 
     def counted(self, include: bool) -> str:
-        """The number of taps that an average divides by."""
+        """The number of taps that an average divides by, as an expression."""
         low, high = (-self.head, self.size + self.tail) if include else (0, self.size)
         if not self.padded:
             return str(self.kernel)
-        # clamped before they are divided: division of negative numbers rounds towards 0
+        # Clamped before the division, because division of negative numbers rounds towards 0.
         more = self.dilation - 1
         begin = f"(tl.maximum({low} - {self.name}, 0) + {more}) // {self.dilation}"
         end = f"tl.minimum((tl.maximum({high} - {self.name}, 0) + {more}) // {self.dilation}, {self.kernel})"
@@ -139,7 +140,7 @@ def _text(problem: Problem, config: Config) -> str:
     how = pool_fold(problem.op, x.dtype, int(problem.attrs.get("p", 2)))
     real, block = fold.real(x.dtype), int(config["block"])
     order = physical_order(out, len(out.dims))
-    # Channels that lie side by side have their window in common: they are an axis of their own, so that Triton sees it.
+    # Adjacent channels share their window. They get an axis of their own, so that Triton recognises it.
     vector = math.gcd(out.dims[1], VECTOR) if order[-1] == 1 else 1
     number = block // vector
     lines = [f"at = tl.program_id(0) * {number} + tl.arange(0, {number})", f"inside = at < {out.size // vector}"]
@@ -184,7 +185,7 @@ def _text(problem: Problem, config: Config) -> str:
 
 
 def _taps(axes: Sequence[_Axis], body: Callable[[str, str, Sequence[str]], list[str]]) -> list[str]:
-    """Statements for all taps, one after the other or in loops: ``body(pointer, mask, distances along the axes)``."""
+    """Statements for all taps, unrolled or in loops. ``body`` takes (pointer, mask, offsets along the axes)."""
     lines: list[str] = []
 
     def visit(far: Sequence[str], step: str, depth: int) -> None:
@@ -205,7 +206,8 @@ def _taps(axes: Sequence[_Axis], body: Callable[[str, str, Sequence[str]], list[
 
 
 def _with_indices(axes: Sequence[_Axis], dims: Sequence[int], dtype: DType, how: TritonFold, order: int) -> list[str]:
-    """Tap by tap in row-major order, padding included: the first of them is the best so far, whatever it is."""
+    """Statements for the maximum and its index. The taps, padding included, run in row-major order. The first tap is
+    the initial maximum whatever its value."""
     steps = [math.prod(dims[i + 1 :]) if order == 0 else math.prod(dims[:i]) for i in range(len(dims))]
     own = " + ".join(f"{axis.name} * {axis.step}" for axis in axes)
     place = " + ".join(f"{axis.name} * {step}" for axis, step in zip(axes, steps, strict=True))
@@ -218,7 +220,7 @@ def _with_indices(axes: Sequence[_Axis], dims: Sequence[int], dtype: DType, how:
         ]  # fmt: skip
 
     return [
-        # the beginning of a plane, and the place in it; a window may begin in front of it
+        # first element of the plane plus position in it; a window may start in front of the plane
         f"first = (base - ({own})).to(tl.int64) + ({place})",
         f"ok = {' & '.join(['inside', *(test for axis in axes for test in axis.inside('0'))])}",
         f"best = {fold.read('x + base', 'ok', dtype, how)}", "chosen = first", *_taps(axes, visit),

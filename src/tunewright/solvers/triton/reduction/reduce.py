@@ -1,7 +1,7 @@
-"""Reductions over any axes, and poolings that have one window: all of the input.
+"""Reductions over any axes, and poolings with a single window over the whole input.
 
-Programs that share a row write what they found to scratch memory; the one that comes last joins it in order and goes
-on. So it is one launch, and each run has the same result.
+Programs that share a row write their parts to scratch memory. The last program to arrive combines them in order and
+finishes the row. This takes one launch, and every run has the same result.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _EXTREMA = frozenset({"ReduceMax", "ReduceMin"})
 _FRACTIONAL = frozenset({"ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"})
 _WHOLE = frozenset({"ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare"})
 _INTEGERS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
-#: powers that are products of few elements
+#: largest power that is computed by repeated multiplication
 MOST_POWER = 8
 
 
 def fold_of(op: str, dtype: DType, count: int) -> TritonFold:
-    """How a Reduce operation folds rows of this number of elements."""
+    """The fold of a Reduce operation for rows of ``count`` elements."""
     if op in _EXTREMA:
         return fold.extremum(dtype, op == "ReduceMax")
     if op == "ReduceProd":
@@ -52,7 +52,7 @@ def fold_of(op: str, dtype: DType, count: int) -> TritonFold:
 
 
 def pool_fold(op: str, dtype: DType, p: int) -> TritonFold:
-    """How a pooling folds elements; an average is still to be divided."""
+    """The fold of a pooling. An average still has to be divided."""
     if op.endswith("MaxPool"):
         return fold.extremum(dtype, largest=True)
     if op.endswith("AveragePool"):
@@ -66,7 +66,7 @@ def pool_fold(op: str, dtype: DType, p: int) -> TritonFold:
 
 
 def why_not_pool(problem: Problem) -> str | None:
-    """None when `pool_fold` knows the operation for these elements."""
+    """None when `pool_fold` supports the operation for these elements, else the reason."""
     dtype, p = tensor(problem.input(0)).dtype, int(problem.attrs.get("p", 2))
     if not problem.op.endswith("MaxPool") and dtype not in rows.FLOATS:
         return f"{problem.op} of {dtype}"
@@ -76,17 +76,17 @@ def why_not_pool(problem: Problem) -> str | None:
 
 
 class Folding(CudaSolver):
-    """What `TritonReduce` and `TritonGlobalPool` share: a problem as a view and a fold."""
+    """The common base of `TritonReduce` and `TritonGlobalPool`: it sees a problem as a view and a fold."""
 
     layouts = frozenset({PLAIN.name, "nhwc"})
 
     @abstractmethod
     def view(self, problem: Problem) -> RowView:
-        """The rows that become one number each."""
+        """The view whose rows become one number each."""
 
     @abstractmethod
     def fold(self, problem: Problem) -> TritonFold:
-        """How they do."""
+        """The fold of the rows."""
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         x, out = tensor(problem.input(0)), tensor(problem.outputs[0])
@@ -130,11 +130,11 @@ class Folding(CudaSolver):
 
 
 class TritonReduce(Folding):
-    """All of the Reduce operations."""
+    """All Reduce operations."""
 
     id = "triton.reduce"
     ops = _EXTREMA | _FRACTIONAL | _WHOLE
-    # one kernel, where the library's needs a second one that copies or does the epilogue
+    # One kernel; the library needs a second one to copy or to run the epilogue.
     rank = 50
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -159,11 +159,11 @@ class TritonReduce(Folding):
 
 
 class TritonGlobalPool(Folding):
-    """Poolings over all spatial axes, in name or because the window is that large."""
+    """Poolings over all spatial axes: global ones, and those with a window as large as the input."""
 
     id = "triton.pool_global"
     ops = frozenset({"GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "AveragePool", "MaxPool", "LpPool"})
-    # before the sliding window, which has a program of few threads for each result
+    # ahead of the sliding window, which uses a program of few threads per result
     rank = 49
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -191,7 +191,7 @@ class TritonGlobalPool(Folding):
 
 
 def _axes(problem: Problem) -> tuple[int, ...] | str:
-    """The axes that a Reduce operation reduces; or why they are not known."""
+    """The axes of a Reduce operation, or the reason why they are unknown."""
     given, x = problem.input(1), tensor(problem.input(0))
     axes, rank = problem.value(1) if given is not None else None, len(x.dims)
     if given is not None and axes is None and tensor(given).size:

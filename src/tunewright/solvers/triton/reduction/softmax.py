@@ -1,7 +1,7 @@
 """Softmax and LogSoftmax along any axis.
 
-Results are computed in float32 and rounded once. ONNX's own definition rounds narrow floats after each of its steps;
-the difference is within the table of tolerances.
+Results are computed in float32 and rounded once. ONNX's own definition rounds narrow floats after each of its steps.
+The difference is within the table of tolerances.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..source.text import NAMES, chain, load, why_not_chain
 
 
 class TritonSoftmax(CudaSolver):
-    """A row that is read once, or twice in a loop; parts of few long rows in two launches."""
+    """Softmax. A row is read once, or twice in a loop. Few long rows are split into parts, in two launches."""
 
     id = "triton.softmax"
     ops = frozenset({"Softmax", "LogSoftmax"})
     layouts = frozenset({PLAIN.name, "nhwc"})
-    # one kernel, where the library's needs a second one that copies or does the epilogue
+    # One kernel; the library needs a second one to copy or to run the epilogue.
     rank = 50
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -90,7 +90,7 @@ def _read(tile: Tile, real: str) -> str:
 
 
 def _parts(tile: Tile) -> str:
-    """The largest element and the sum of exponentials of each part."""
+    """The text of the kernel that computes each part's largest element and sum of exponentials."""
     how, real, many = fold.exponentials(finite=False), fold.real(tile.view.x.dtype), tile.split * tile.view.rows
     lines = [
         *tile.head(), *_states(tile, how, real), *tile.sweep(_read(tile, real), *how.update), *how.collapse,

@@ -1,8 +1,8 @@
-"""Squeeze and excite in two launches, each with as many programs as there are parts of the data.
+"""Squeeze and excite in two launches, each with one program per part of the data.
 
-Averages and the first product are linear: a program that has summed up some channels over some pixels multiplies them
-with its rows of the weights, and leaves its part of all hidden numbers in scratch memory. The programs of the second
-launch add these up in order, each for itself, make the factors of their channels, and multiply.
+Averages and the first product are linear. So a program that has summed some channels over some pixels multiplies the
+sums with its rows of the weights. It writes its part of all hidden values to scratch memory. Each program of the second
+launch adds these parts in order, computes the factors of its channels, and multiplies.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..source.rows import cdiv, power, tensor
 from ..source.text import NAMES, chain, load, why_not_chain
 
 _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
-#: lanes over channels, by default
+#: The default accepts this ratio of lanes to channels.
 IDLE = 1.125
-#: hidden numbers, which every program has all of; and parts of them that it adds up
+#: most hidden values, all of which every program holds; most parts of them that it adds
 MOST_HIDDEN, MOST_PARTS = 256, 256
 
 
@@ -50,7 +50,7 @@ def shape_of(problem: Problem) -> SqueezeShape:
 
 
 class Squeeze(CudaSolver):
-    """Plain or, better, with channels last; constant weights."""
+    """Squeeze and excite with constant weights, plain or, preferably, with channels last."""
 
     id = "triton.squeeze"
     ops = frozenset({EXCITE})
@@ -106,7 +106,7 @@ class Squeeze(CudaSolver):
         return Space(params, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """A cache line of channels; pixels in as many parts as give every multiprocessor something to sum up."""
+        """A cache line of channels. The pixels are split into enough parts for every multiprocessor to have work."""
         shape, units = shape_of(problem), max(target.units, 1)
         channels = max(16, min(64, power(shape.channels)))
         while channels > 16 and shape.across(channels) * channels > IDLE * shape.channels:
@@ -151,12 +151,12 @@ TURNED = Packing("inputs, outputs of a pointwise convolution", _turned)
 
 
 def _texts(problem: Problem, shape: SqueezeShape, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The kernels of both launches."""
+    """The kernel texts of both launches."""
     return _squeeze(problem, shape, config), _excite(problem, shape, config)
 
 
 def _place(problem: Problem, shape: SqueezeShape, pixel: str) -> str:
-    """Elements of an image: pixels down, channels across."""
+    """The offset of an element in an image, pixels down and channels across, as an expression."""
     far, near = (shape.channels, 1) if tensor(problem.input(0)).layout == NHWC else (1, shape.pixels)
     return f"image * {shape.channels * shape.pixels} + {pixel}[:, None] * {far} + c[None, :] * {near}"
 

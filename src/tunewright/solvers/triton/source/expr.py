@@ -1,4 +1,4 @@
-"""Element-wise operations as expressions of Triton. Narrow floats are computed in float32."""
+"""Element-wise operations as Triton expressions. Narrow floats are computed in float32."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ BOOL = frozenset({DType.BOOL})
 ANY = NUMBER | BOOL
 
 
-#: x for large x, and nothing for small; between them a polynomial of the distance from there, off by 1e-5 at most.
-#: Half floats know no better, and the error function takes thrice the instructions: a third of a product before it.
+#: Gelu of half floats: x above zero and 0 below, minus |x| times a polynomial in |x|. Its error is at most 1e-5, below
+#: the precision of half floats. The error function takes three times the instructions, which is a third of the product
+#: in front of it.
 _FAR, _BUMP = 4.75, (
     0.0087726468, -0.056416287, 0.15932664, -0.24744073, 0.19715285, -0.0062945189, -0.13675284, 0.094579262,
     0.012072188, -0.034613221, 0.0096131659,
@@ -35,14 +36,14 @@ GELU = "\n    ".join([
 
 @dataclass(frozen=True)
 class TritonExpressionForm:
-    """How an operation is written, and for which types of its first argument."""
+    """The expression of an operation, and the supported types of its first argument."""
 
     emit: Emit
     takes: frozenset[DType]
 
 
 def number(value: float) -> str:
-    """A literal."""
+    """The value as a Triton literal."""
     value = float(value)
     if math.isfinite(value):
         return repr(value) if value >= 0 else f"({value!r})"
@@ -50,7 +51,7 @@ def number(value: float) -> str:
 
 
 def _text(template: str, takes: frozenset[DType] = FLOAT, **defaults: float) -> TritonExpressionForm:
-    """{x}, {y}, {z}: arguments; attributes, with their defaults, by name."""
+    """A form from a template. {x}, {y} and {z} are the arguments. Attributes, with their defaults, appear by name."""
 
     def emit(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
         values = {k: number(attrs.get(k, v)) for k, v in defaults.items()}
@@ -64,7 +65,7 @@ def _joined(op: str) -> TritonExpressionForm:
 
 
 def _extreme(name: str) -> TritonExpressionForm:
-    """NaN wins, as in numpy's maximum."""
+    """Maximum or minimum. NaN wins, as in numpy's maximum."""
 
     def emit(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
         text = str(a[0])
@@ -102,7 +103,7 @@ def _gelu(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
 
 
 def _power(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
-    """As C's pow: squares are exact, a negative base needs a whole exponent, and 1 comes of no exponent."""
+    """Power as in C: squares are exact, a negative base needs an integer exponent, and exponent 0 gives 1."""
     from .text import computed
 
     x, y = a[0], f"({a[1]}).to({computed(out)})"
@@ -143,7 +144,7 @@ EXPRESSIONS: dict[str, TritonExpressionForm] = {
     "Cos": _text("tl.cos({x})"),
     "Floor": _text("tl.floor({x})"),
     "Ceil": _text("tl.ceil({x})"),
-    # half to even; what is larger has no fraction
+    # Halves round to even. Larger numbers have no fraction.
     "Round": _text(
         "tl.where(tl.abs({x}) < 4194304.0, tl.floor({x} + 0.5) - tl.where((tl.floor({x} + 0.5) == {x} + 0.5) & "
         "(tl.floor(tl.floor({x} + 0.5) * 0.5) * 2.0 != tl.floor({x} + 0.5)), 1.0, 0.0), {x})"
@@ -205,7 +206,7 @@ EXPRESSIONS: dict[str, TritonExpressionForm] = {
 
 
 def why_not(op: str, types: Sequence[DType | None], out: DType) -> str | None:
-    """None when `expression` can write the operation for these element types."""
+    """None when `expression` supports the operation for these element types, else the reason."""
     form = EXPRESSIONS.get(op)
     if form is None:
         return f"{op} has no expression in Triton"
@@ -218,6 +219,7 @@ def why_not(op: str, types: Sequence[DType | None], out: DType) -> str | None:
 
 
 def expression(op: str, args: Sequence[str | None], out: DType, attrs: Attrs) -> str:
-    """One element of the result from one element of each argument; None stands for an optional one that is absent."""
+    """The expression for one result element from one element of each argument. None stands for an absent optional
+    argument."""
     used = args[:1] if op == "CastLike" else args
     return EXPRESSIONS[op].emit(used, out, attrs)

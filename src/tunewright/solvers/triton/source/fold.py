@@ -1,4 +1,4 @@
-"""Folding a tile of elements into one number for each row (a sum, a maximum, ...), as statements of Triton."""
+"""Triton statements that fold a tile of elements into one number per row (a sum, a maximum, ...)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from .expr import number
 from .rows import FLOATS
 from .text import NAMES
 
-#: text of -inf, and of NaN
+#: -inf and NaN as text
 LOWEST, NAN = number(-np.inf), number(np.nan)
 _ALL = "propagate_nan=tl.PropagateNan.ALL"
-#: the type in which integers are folded; they wrap when the result is stored
+#: The accumulation types of integers. The result wraps when it is stored.
 _WIDE = {DType.BOOL: "tl.int32", DType.INT8: "tl.int32", DType.UINT8: "tl.int32", DType.INT16: "tl.int32"}
 
 
 @dataclass(frozen=True)
 class TritonFold:
-    """Each lane of a tile has a state of its own; at the end the lanes of a row collapse into one."""
+    """A fold. Each lane of a tile has its own state. At the end the lanes of a row are combined."""
 
-    #: name -> what it is before the first element
+    #: name -> initial value
     states: Mapping[str, str]
-    #: statements that take in an element ``v``
+    #: statements that add an element ``v`` to the states
     update: Sequence[str]
-    #: statements that make [rows] of the states, which are [rows, lanes]
+    #: statements that reduce the states from [rows, lanes] to [rows]
     collapse: Sequence[str]
-    #: the result from collapsed states
+    #: expression of the result, from the collapsed states
     result: str
-    #: an element that changes nothing
+    #: neutral element
     other: str = "0.0"
-    #: functions in front of the kernel
+    #: functions to place in front of the kernel
     functions: str = ""
 
     def finished(self, result: str) -> TritonFold:
@@ -42,22 +42,22 @@ class TritonFold:
 
 
 def real(dtype: DType) -> str:
-    """The type in which elements are folded."""
+    """The accumulation type of the elements."""
     if dtype in FLOATS:
         return "tl.float64" if dtype is DType.FLOAT64 else "tl.float32"
     return _WIDE.get(dtype, NAMES[dtype])
 
 
 def read(pointer: str, mask: str, dtype: DType, how: TritonFold) -> str:
-    """Elements as they are folded; where the mask is false one that changes nothing."""
+    """Load elements in the accumulation type. Where the mask is false, the result is the neutral element."""
     if dtype in FLOATS:
         return f"tl.load({pointer}, mask={mask}, other={how.other}).to({real(dtype)})"
-    # it may not fit into a narrow type
+    # the neutral element may not fit a narrow type
     return f"tl.where({mask}, tl.load({pointer}, mask={mask}, other=0).to({real(dtype)}), {how.other})"
 
 
 def total(dtype: DType, each: str = "v") -> TritonFold:
-    """The sum of what elements contribute."""
+    """The sum of the contributions ``each`` of the elements."""
     zero = "0.0" if dtype in FLOATS else "0"
     return TritonFold({"total": zero}, [f"total = total + {each}"], ["total = tl.sum(total, 1)"], "total", zero)
 
@@ -71,7 +71,7 @@ def product(dtype: DType) -> TritonFold:
 
 
 def extremum(dtype: DType, largest: bool) -> TritonFold:
-    """The maximum or minimum; one NaN makes it NaN, as in numpy."""
+    """The maximum or minimum. Any NaN makes it NaN, as in numpy."""
     name = "max" if largest else "min"
     if dtype in FLOATS:
         start = LOWEST if largest else number(np.inf)
@@ -88,7 +88,7 @@ def extremum(dtype: DType, largest: bool) -> TritonFold:
 
 
 def limit(dtype: DType, lowest: bool) -> str:
-    """The lowest or highest value of an integer type."""
+    """The lowest or highest value of an integer type, as text."""
     if dtype is DType.BOOL:
         return "0" if lowest else "1"
     info = np.iinfo(dtype.numpy)
@@ -96,10 +96,10 @@ def limit(dtype: DType, lowest: bool) -> str:
 
 
 def exponentials(finite: bool) -> TritonFold:
-    """The largest element and the sum of exponentials relative to it (``best`` and ``total``) in one pass.
+    """The largest element (``best``) and the sum of exponentials relative to it (``total``), in one pass.
 
-    Nothing is relative to minus infinity, and with ``finite`` not to infinity either: then the sum is infinite where an
-    element is, else NaN, as exp(inf - inf) is.
+    A largest element of minus infinity is replaced by zero as the base, and so is plus infinity with ``finite``. With
+    ``finite`` the sum is then infinite if an element is infinite. Without it the sum is NaN, like exp(inf - inf).
     """
 
     def base(of: str) -> str:

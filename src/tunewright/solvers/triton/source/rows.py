@@ -1,9 +1,9 @@
-"""What kernels over rows share: a tensor seen as rows of elements that are folded together, and how tiles go over it.
+"""Helpers of kernels over rows: a tensor as rows of elements that are folded together, and the tiles that cover it.
 
-A program has a tile of ``rows`` x ``block`` elements. Where axes that stay lie innermost, neighbouring rows are
-neighbours in memory (*columns*); else the elements of a row are. Which of the two threads follow is up to Triton, which
-knows all strides. A row that fits into the block is read once; a longer one goes by in a loop, and few long ones are
-cut into ``split`` parts.
+A program has a tile of ``rows`` x ``block`` elements. Where kept axes are innermost, neighbouring rows are neighbours
+in memory (*columns*). Otherwise the elements of a row are. Triton knows all strides and chooses which of the two the
+threads follow. A row that fits the block is read once. A longer row is read in a loop. Few long rows are divided into
+``split`` parts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tunewright.solvers.base import Config, Problem
 
 from .text import HEAD, computed, offset, physical_order, strides
 
-#: sizes and strides along some axes, in memory's order
+#: (size, stride) of some axes, in memory order
 Axes = Sequence[tuple[int, int]]
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
-#: elements of a tile, at most; and those of a row that is read once by default
+#: most elements of a tile; most elements of a row that the default reads once
 MOST, ONCE = 16384, 8192
-#: elements of a tensor: places are counted in 32 bits
+#: most elements of a tensor, because positions are 32-bit numbers
 MOST_ELEMENTS = 2_000_000_000
-#: elements of a row that are worth a program of their own
+#: elements of a row that justify a program of their own
 WORTH_A_PART = 2048
-#: tiles for each multiprocessor from which on it has enough to do: programs have fewer threads, which wait less for
-#: each other
+#: With this many tiles per multiprocessor there is enough work. Programs then have fewer threads, which wait less for
+#: each other.
 PLENTY = 8
 BLOCKS = [1 << i for i in range(15)]
 
@@ -48,7 +48,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 def filling(size: int, units: int) -> int:
-    """Elements of a program: as many as pay, fewer where there are not enough for every multiprocessor."""
+    """Number of elements of a program, reduced where there are too few programs for every multiprocessor."""
     block = 1024
     while block > 128 and cdiv(size, block) < 4 * max(units, 1):
         block //= 2
@@ -62,7 +62,7 @@ def tensor(type: object) -> TensorType:
 
 @dataclass(frozen=True)
 class RowView:
-    """A static tensor, and the logical axes that are folded. ``groups`` divides the channels; the groups stay."""
+    """A static tensor and its folded logical axes. ``groups`` divides the channels into groups, which are kept."""
 
     x: TensorType
     folded: frozenset[int]
@@ -70,7 +70,7 @@ class RowView:
 
     @cached_property
     def _gone(self) -> list[bool]:
-        """Whether each axis in memory's order is folded."""
+        """Whether each axis is folded, in memory order."""
         found = []
         for axis in physical_order(self.x, len(self.x.dims)):
             if self.groups and axis == 1:
@@ -79,7 +79,7 @@ class RowView:
         return found
 
     def spread(self, type: TensorType) -> list[tuple[int, int]]:
-        """Sizes of the tensor's axes in memory's order, with the strides of an operand that is spread over it."""
+        """Sizes of the tensor's axes in memory order, with the strides of an operand that broadcasts to the tensor."""
         found = []
         for axis, (size, stride) in zip(physical_order(self.x, len(self.x.dims)), strides(type, self.x), strict=True):
             if self.groups and axis == 1:
@@ -90,7 +90,7 @@ class RowView:
 
     @cached_property
     def _last(self) -> int:
-        """Axes up to the last folded one of more than one element; behind it lie columns."""
+        """Number of axes up to the last folded axis with more than one element. The axes behind it are columns."""
         sizes = [size for size, _ in self.spread(self.x)]
         return max((i + 1 for i, gone in enumerate(self._gone) if gone and sizes[i] > 1), default=len(sizes))
 
@@ -107,7 +107,7 @@ class RowView:
 
     @cached_property
     def count(self) -> int:
-        """Elements of a row."""
+        """Number of elements of a row."""
         return math.prod(size for size, _ in self.folded_axes(self.x))
 
     @cached_property
@@ -116,7 +116,7 @@ class RowView:
 
     @cached_property
     def columns(self) -> int:
-        """Rows that lie side by side; 1: the elements of a row do."""
+        """Number of adjacent rows; 1 where the elements of a row are adjacent instead."""
         return math.prod(size for size, _ in self.column_axes(self.x))
 
     @property
@@ -125,21 +125,21 @@ class RowView:
 
     @property
     def extent(self) -> int:
-        """Rows among which a tile takes neighbours."""
+        """Number of rows from which a tile takes neighbours."""
         return self.columns if self.columns > 1 else self.outer
 
     def tiles(self, rows: int) -> int:
-        """Tiles that lie over all rows."""
+        """Number of tiles over all rows."""
         return self.rows // max(self.extent, 1) * cdiv(self.extent, rows)
 
 
 class Tile:
-    """Writes the parts of a kernel that find the elements of a view, for one config."""
+    """Writes the parts of a kernel that locate the elements of a view, for one config."""
 
     def __init__(self, view: RowView, config: Mapping[str, Any]) -> None:
         self.view = view
         self.rows, self.block, self.split = (int(config[k]) for k in ("rows", "block", "split"))
-        #: a row is read once
+        #: whether a row is read once
         self.whole = self.block >= view.count and self.split == 1
         #: elements of a part
         self.each = cdiv(cdiv(view.count, self.block), self.split) * self.block
@@ -150,7 +150,8 @@ class Tile:
         return (tiles, self.split) if self.split > 1 else (tiles,)
 
     def head(self) -> list[str]:
-        """``row`` (the rows' numbers), ``inside``, and what `place` needs."""
+        """Statements for ``row`` (the numbers of the rows), ``inside`` and ``start``, and the elements of rows that are
+        read once."""
         view = self.view
         lines = ["tile = tl.program_id(0)"]
         if view.columns > 1:
@@ -170,21 +171,22 @@ class Tile:
         return lines
 
     def _elements(self, r: str) -> list[str]:
-        """``r``: numbers of elements in their rows; ``live``: there are such; ``at``: their places; ``ok``."""
+        """Statements for ``r``, the elements' numbers in their rows; ``live``, whether they exist; ``at``, their
+        positions; ``ok``."""
         return [
             f"r = {r}", f"live = (r < {'end' if self.split > 1 else self.view.count})[None, :]",
             "ok = inside[:, None] & live", f"at = start[:, None] + ({self.along(self.view.x)})[None, :]",
         ]  # fmt: skip
 
     def kept(self, type: TensorType) -> str:
-        """Where an operand that is spread over the tensor begins for each ``row``."""
+        """The start of a broadcast operand for each ``row``, as an expression."""
         if self.view.columns > 1:
             outer = offset(self.view.outer_axes(type), "outer")
             return f"{outer} + {offset(self.view.column_axes(type), 'column')}"
         return offset(self.view.outer_axes(type), "row")
 
     def along(self, type: TensorType) -> str:
-        """How far from there its elements are for each ``r``."""
+        """The offset of a broadcast operand's elements from its start for each ``r``, as an expression."""
         return offset(self.view.folded_axes(type), "r")
 
     def sweep(self, *body: str) -> list[str]:
@@ -192,12 +194,12 @@ class Tile:
         if self.whole:
             return list(body)
         first = "first" if self.split == 1 else "begin + first"
-        length = self.view.count if self.split == 1 else self.each  # of the last parts there may be less, or nothing
+        length = self.view.count if self.split == 1 else self.each  # the last parts may have fewer elements, or none
         inner = [*self._elements(f"{first} + tl.arange(0, {self.block})"), *body]
         return [f"for first in range(0, {length}, {self.block}):", *indented(inner)]
 
     def operand(self, name: str, pointer: str, type: TensorType, other: str = "0.0") -> str:
-        """Loads an operand that is spread over the tensor, of as few dimensions as it varies along."""
+        """The load of a broadcast operand, in as few dimensions as it varies along."""
         real = computed(type.dtype)
         view = self.view
         varies_down = any(s and n > 1 for n, s in [*view.outer_axes(type), *view.column_axes(type)])
@@ -214,7 +216,7 @@ class Tile:
 
     @property
     def last(self) -> str:
-        """Places along the last axis, for `text.chain`: where a row is just that axis."""
+        """Positions along the last axis, for `text.chain`; empty unless a row is exactly that axis."""
         axes = [a for a in self.view.folded_axes(self.view.x) if a[0] > 1]
         plain = self.view.columns == 1 and len(axes) == 1 and axes[0][0] == self.view.spread(self.view.x)[-1][0]
         return "(r[None, :] + row[:, None] * 0)" if plain else ""
@@ -225,13 +227,13 @@ def indented(lines: Sequence[str]) -> list[str]:
 
 
 def kernel(pointers: Sequence[str], lines: Sequence[str], functions: str = "") -> str:
-    """The text of a kernel with these arguments and statements; ``functions`` stand in front of it."""
+    """The text of a kernel with these arguments and statements. ``functions`` are placed in front of it."""
     body = "\n".join(indented(lines))
     return f"{HEAD}{functions}@triton.jit\ndef kernel({', '.join(pointers)}):\n{body}\n"
 
 
 def space(view: RowView, target: Target) -> Space:
-    """Tiles that waste less than half of their lanes, with up to 64 elements for each thread."""
+    """Tiles that waste less than half of their lanes, with up to 64 elements per thread."""
     units = max(target.units, 1)
     most_rows, most_block = min(256, power(view.extent)), min(MOST, power(view.count))
 
@@ -243,8 +245,8 @@ def space(view: RowView, target: Target) -> Space:
         if warps > 1 and tile < 32 * warps:
             return False
         if block < min(most_block, 64) and tile < min(1024, most_rows * most_block):
-            return False  # a loop of many short turns
-        # who cuts rows has few of them
+            return False  # loops of many short iterations are slow
+        # splitting only serves few rows
         return split == 1 or (rows <= 64 and split * block <= view.count and view.tiles(rows) * split <= 8 * units)
 
     return Space(
@@ -257,10 +259,10 @@ def space(view: RowView, target: Target) -> Space:
 
 
 def default(view: RowView, target: Target) -> Config:
-    """Rows that are read once where they are not too long; enough programs for all multiprocessors if there can be."""
+    """The default tile: rows are read once unless too long; programs occupy all multiprocessors if possible."""
     units = max(target.units, 1)
     whole, extent = power(view.count), power(view.extent)
-    if view.columns > 1:  # a sector of memory is 32 bytes: fewer columns would read what they do not need
+    if view.columns > 1:  # a memory sector is 32 bytes, so fewer columns would waste part of it
         rows = min(extent, 64)
         while rows > 16 and view.tiles(rows) < 2 * units:
             rows //= 2
@@ -273,7 +275,7 @@ def default(view: RowView, target: Target) -> Config:
         if block >= 1024:
             while rows < 4 and rows * block < MOST and view.tiles(2 * rows) >= PLENTY * units:
                 rows *= 2
-        if block < 64:  # elements of short rows fill a warp together
+        if block < 64:  # the elements of several short rows fill a warp
             rows = max(rows, min(extent, 64 // block))
     split, tiles = 1, view.tiles(rows)
     least = max(block, WORTH_A_PART // rows)
@@ -285,7 +287,7 @@ def default(view: RowView, target: Target) -> Config:
 
 
 def scratch(queue: CudaQueue, count: int, real: str) -> Any:
-    """Numbers in the queue's scratch memory; ``real``: "tl.float32", ..."""
+    """``count`` numbers in the queue's scratch memory. ``real`` is "tl.float32", ..."""
     import torch
 
     dtype = getattr(torch, real.removeprefix("tl."))
@@ -293,7 +295,7 @@ def scratch(queue: CudaQueue, count: int, real: str) -> Any:
 
 
 def why_not_size(problem: Problem) -> str | None:
-    """Places are counted in 32 bits."""
+    """The reason why a tensor is too large for 32-bit positions, else None."""
     types = [t for t in (*problem.inputs, *problem.outputs) if isinstance(t, TensorType)]
     large = next((t for t in types if t.size > MOST_ELEMENTS), None)
     return None if large is None else f"{large} has more than {MOST_ELEMENTS:,} elements"

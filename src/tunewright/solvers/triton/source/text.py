@@ -1,4 +1,4 @@
-"""From the text of a Triton kernel to what can be launched, and the pieces of text that kernels share."""
+"""Load Triton kernels from text, and write the pieces of text that kernels share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tunewright.solvers.epilogue_types import argument_dtypes, step_dtypes
 
 from . import expr
 
-#: `wide` hides from the compiler how small numbers are. Where it knows, it computes the tests at a picture's edges in
-#: pairs of 16 bits, and ptxas (of Triton 3.6) then drops taps of convolutions for the first row of pixels. So every
-#: kernel with windows widens the places that it tests; `compile.waiting` fills it in, the interpreter needs none of it.
+#: `wide` hides the range of small numbers from the compiler. With a known range, it computes the tests at the border of
+#: a picture in pairs of 16 bits. ptxas (of Triton 3.6) then drops taps of convolutions for the first row of pixels. So
+#: every kernel with windows applies `wide` to the positions it tests. The module `compile` replaces its body; the
+#: interpreter runs it as it is.
 WIDE = "@triton.jit\ndef wide(x):\n    return x\n"
 HEAD = f"import triton\nimport triton.language as tl\n\n\n{WIDE}\n\n{expr.GELU}\n\n"
-#: what Triton calls element types
+#: Triton's names of element types
 NAMES = {
     DType.FLOAT32: "tl.float32", DType.FLOAT16: "tl.float16", DType.BFLOAT16: "tl.bfloat16",
     DType.FLOAT64: "tl.float64", DType.BOOL: "tl.int1", DType.INT8: "tl.int8", DType.UINT8: "tl.uint8",
@@ -29,18 +30,18 @@ NAMES = {
 }  # fmt: skip
 
 
-#: kernels of Triton in memory; those that are used live on without it
+#: Triton kernels in the cache. A kernel in use outlives its entry.
 MOST = 1024
 
 
 @lru_cache(MOST)
 def load(text: str, name: str = "kernel") -> Any:
-    """The kernel of a text that a solver of ours wrote: ``load(text)[grid](*arguments, **constants)`` launches it."""
+    """The kernel of a text that one of our solvers wrote: ``load(text)[grid](*arguments, **constants)`` launches it."""
     from triton import knobs
 
     if knobs.runtime.interpret:
         return define(text, name)
-    from .compile import Compiled  # which needs this module
+    from .compile import Compiled  # `compile` imports this module
 
     return Compiled(text, name)
 
@@ -51,17 +52,17 @@ def define(text: str, name: str) -> Any:
     file = f"<tunewright {digest}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"__name__": f"tunewright.kernels.{digest}"}
-    exec(compile(text, file, "exec"), namespace)  # our own text: numbers, and names of operations that we know
+    exec(compile(text, file, "exec"), namespace)  # our own text, which holds only numbers and names of known operations
     return namespace[name]
 
 
 def computed(dtype: DType) -> str:
-    """The type that a stored one is computed in."""
+    """The type in which elements of a stored type are computed."""
     return "tl.float32" if dtype in (DType.FLOAT16, DType.BFLOAT16) else NAMES[dtype]
 
 
 def strides(type: TensorType, out: TensorType) -> list[tuple[int, int]]:
-    """(size, stride of an operand) along each axis of a result in its physical order, the operand spread over it."""
+    """(size, stride) of a broadcast operand along each axis of a result, in the result's physical order."""
     rank = len(out.dims)
     dims = (1,) * (rank - len(type.dims)) + type.dims
     order = physical_order(out, rank)
@@ -76,17 +77,17 @@ def strides(type: TensorType, out: TensorType) -> list[tuple[int, int]]:
 
 
 def physical_order(type: TensorType, rank: int) -> list[int]:
-    """Logical axes as they lie in memory."""
+    """The logical axes in memory order."""
     return [0, *range(2, rank), 1] if type.layout.name == "nhwc" else list(range(rank))
 
 
 def offset(axes: Sequence[tuple[int, int]], at: str) -> str:
-    """The place of an operand's element for the result's element ``at`` (counted in memory's order)."""
+    """The position of an operand's element for result element ``at`` in memory order, as an expression."""
     merged: list[tuple[int, int]] = []
     for size, stride in axes:
         if size == 1:
             continue
-        if merged and merged[-1][1] == stride * size:  # goes on where the axis before it ends; or both stand still
+        if merged and merged[-1][1] == stride * size:  # continues where the previous axis ends, or both have stride 0
             merged[-1] = merged[-1][0] * size, stride
         else:
             merged.append((size, stride))
@@ -110,12 +111,12 @@ def chain(
     last_mask: str = "",
     early: list[str] | None = None,
 ) -> tuple[list[str], str]:
-    """Statements of a problem's element-wise part, and the name of the result.
+    """Statements of a problem's element-wise steps, and the name of the result.
 
-    ``value``: a variable with the main result; None where the main operation is element-wise itself. ``at``: the
-    elements' places in the result, counted in memory's order; ``last``: along its last axis in memory, where that is
-    known, and ``last_mask`` which of those there are, if that has fewer axes. Operand i is behind the pointer ``p{i}``.
-    ``early`` is given the loads, which may stand anywhere before the statements.
+    ``value`` is a variable with the main result; None where the main operation is element-wise itself. ``at`` are the
+    positions of the elements in the result, in memory order. ``last`` are their positions along its last axis in
+    memory, where known. ``last_mask`` masks these if they have fewer dimensions. Operand i is behind the pointer
+    ``p{i}``. The loads are appended to ``early``, if given. They may stand anywhere before the statements.
     """
     dtypes = step_dtypes(problem)
     assert not isinstance(dtypes, str), dtypes
@@ -133,9 +134,10 @@ def chain(
             along = last and all(stride == 0 or size == 1 for size, stride in axes[:-1])
             place = (last if axes[-1][1] else "0") if along and axes else offset(axes, at)
             inside = last_mask if along and last_mask else mask
-            where = "" if place == "0" else f" + ({place}), mask={inside}"  # one number for all takes no mask
+            # a single number for all elements takes no mask
+            where = "" if place == "0" else f" + ({place}), mask={inside}"
             read = f"tl.load(p{i}{where})"
-            if early is not None:  # as it is: who converts waits for it
+            if early is not None:  # loaded without a conversion, which would wait for the load
                 early.append(f"raw{i} = {read}")
                 read = f"raw{i}"
             lines.append(f"e{i} = {read}.to({computed(type.dtype)})")
@@ -154,7 +156,7 @@ def chain(
 
 
 def why_not_chain(problem: Problem, main: bool) -> str | None:
-    """None when `chain` can write it; ``main``: the main operation too."""
+    """None when `chain` supports the problem, else the reason. ``main`` includes the main operation."""
     dtypes = step_dtypes(problem)
     if isinstance(dtypes, str):
         return dtypes
@@ -166,7 +168,7 @@ def why_not_chain(problem: Problem, main: bool) -> str | None:
 
 
 def _steps(problem: Problem, dtypes: Sequence[DType], main: bool) -> list[tuple[Fused, DType]]:
-    """What is to be written, each with the element type that it makes; ``main``: the main operation first."""
+    """The steps to write, each with its result's element type. ``main`` puts the main operation first."""
     steps = list(zip(problem.epilogue, dtypes[1:], strict=True))
     if main:
         steps.insert(0, (Fused(problem.op, tuple(range(len(problem.main_inputs))), problem.attrs), dtypes[0]))

@@ -109,7 +109,7 @@ def test_old_failures_are_huge_times(tmp_path: Path) -> None:
         (b'{"tune_params": {"a": [1]}, "cache": {"1": {"a": 1}}}', "no trial that worked"),
         (
             b'{"table": 1, "name": "x", "params": {"a": [1]}}\n{"config": {"a": 2}, "status": "OK", "seconds": 1}',
-            "no comb",
+            "a comb",
         ),
     ],
 )

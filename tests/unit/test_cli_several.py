@@ -174,9 +174,7 @@ def test_tune_tunes_the_subgraphs_of_hetero(model, tmp_path, capsys):
     out, err = capsys.readouterr()
     headings = {line.rpartition(", ")[0] for line in out.splitlines() if line.endswith(" s")}
     assert headings == {"subgraph 0 on CPU", "subgraph 1 on CPU.NATIVE", "subgraph 3 on CPU"}
-    assert (
-        "subgraph 2 on CPU.HOST: it runs reference operations, which cannot be tuned" in err and "otherwise" not in err
-    )
+    assert "subgraph 2 on CPU.HOST: it runs reference operations" in err and "differently" not in err
     files = {c["model"]: c for c in (json.loads(file.read_text()) for file in folder.iterdir())}
     assert set(files) == {f"{model}, subgraph {n} of 4" for n in (0, 1, 3)}
     compiled = Core({"HETERO_AFFINITY": str(tmp_path / "affinity.json")}).compile_model(model, hetero)
@@ -259,9 +257,7 @@ def test_python_tunes_one_device_at_a_time(model):
     from tunewright import Core
     from tunewright.errors import DeviceError
 
-    with pytest.raises(
-        DeviceError, match=r"stands for several devices \(tune CPU, CPU.HOST one by one; `Core.apart` returns them\)"
-    ):
+    with pytest.raises(DeviceError, match=r"several devices \(tune CPU, CPU.HOST one by one; `Core.apart`"):
         Core().tune(model, {"x": np.ones((1, 8), np.float32)}, "MULTI:CPU,CPU.HOST", 1.0)
 
 

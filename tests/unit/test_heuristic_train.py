@@ -275,11 +275,7 @@ def test_without_results_groups_are_left_out(known, call, tmp_path):
 def test_the_command_refuses_what_it_cannot_do(call, tmp_path):
     code, _, err = call()
     assert code == 2 and "too few to learn from" in err and not (tmp_path / "user" / "heuristic.json").exists()
-    for text, why in (
-        ("{", "is not JSON"),
-        ("{}", "not a result file of tuning"),
-        ("[]", "not a result file of tuning"),
-    ):
+    for text, why in (("{", "is not JSON"), ("{}", "not a result file"), ("[]", "not a result file")):
         (tmp_path / "r.json").write_text(text)
         code, _, err = call(tmp_path / "r.json")
         assert code == 2 and why in err and "Traceback" not in err

@@ -2,6 +2,7 @@
 
 python bench/shapes.py                    text recogniser, text detector, MiniLM; against other engines
 python bench/shapes.py recogniser --sizes 200 --json figures.json
+python bench/shapes.py minilm detector --device CPU.INTEL        another device of ours, alone
 
 Engines have a process each and take turns: at each size all of them infer five times. ``extra`` is what the first
 inference took more than the median of later ones (the least of them would count noise as extra time); ``plans`` is how
@@ -39,10 +40,11 @@ FIRST = 3
 
 def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == "--worker":
-        return work(sys.argv[2], sys.argv[3])
+        return work(*sys.argv[2:5])
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("names", nargs="*", default=[*NETWORKS], help=", ".join(NETWORKS))
     options.add_argument("--sizes", type=int, default=50, help="new sizes of each network")
+    options.add_argument("--device", default="CPU", help="of ours; other engines run beside CPU alone")
     options.add_argument("--json", type=Path, metavar="FILE")
     given = options.parse_args()
     unknown = [name for name in given.names if name not in NETWORKS]
@@ -51,16 +53,16 @@ def main() -> int:
     print(engines.machine())
     report: dict[str, Any] = {}
     for name in given.names:
-        report[name] = sizes(name, given.sizes)
+        report[name] = sizes(name, given.sizes, given.device)
         if given.json:
             given.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     return 0
 
 
-def loaded(engine: str, model: bytes) -> tuple[Run, Any]:
+def loaded(engine: str, model: bytes, device: str = "CPU") -> tuple[Run, Any]:
     """What infers, and our compiled model."""
     if engine == "tunewright":
-        compiled = tunewright.Core().compile_model(model, "CPU")
+        compiled = tunewright.Core().compile_model(model, device)
         return compiled.create_infer_request().infer, compiled
     if engine == "onnxruntime":
         import onnxruntime
@@ -76,9 +78,10 @@ def loaded(engine: str, model: bytes) -> tuple[Run, Any]:
     return lambda feeds: {o.get_any_name(): np.array(v) for o, v in request.infer(feeds).items()}, None
 
 
-def sizes(name: str, count: int) -> dict[str, Any]:
+def sizes(name: str, count: int, device: str = "CPU") -> dict[str, Any]:
     """Extra milliseconds of the first inference at each of so many sizes, of every engine."""
-    workers = {engine: started(__file__, engine, name) for engine in ENGINES if engine in ("tunewright", *peers())}
+    run = ("tunewright", *(peers() if device == "CPU" else ()))
+    workers = {engine: started(__file__, engine, name, device) for engine in ENGINES if engine in run}
     extra: dict[str, list[float]] = {engine: [] for engine in workers}
     steady: dict[str, list[float]] = {engine: [] for engine in workers}
     memory: dict[str, list[float]] = {engine: [] for engine in workers}
@@ -127,10 +130,10 @@ def started(script: str, *arguments: str) -> turns.Worker:
     return worker
 
 
-def work(engine: str, name: str) -> int:
+def work(engine: str, name: str, device: str) -> int:
     """In a worker's process: five inferences at the next size for each line."""
     load, draw = NETWORKS[name]
-    run, compiled = loaded(engine, load())
+    run, compiled = loaded(engine, load(), device)
     rng, seen = np.random.default_rng(0), set[tuple[Any, ...]]()
     print(json.dumps({}), flush=True)
     for line in sys.stdin:

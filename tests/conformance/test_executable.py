@@ -107,10 +107,11 @@ def test_tensors_of_an_inference(device: Device) -> None:
 def test_addresses_do_as_well(device: Device) -> None:
     part = Part(kernel(device, "Neg"), (0,), (1,))
     executable = device.link([part]) if links(device) else HostCall(part)
-    assert executable.takes_addresses == (device.family == "native")
+    assert executable.takes_addresses == (device.shares_memory and device.family in ("native", "opencl"))
     if executable.takes_addresses:
-        x, y = floats(1), np.empty(TYPE.dims, np.float32)
-        executable.bind(device.queue(), [None, None]).invoke({0: x.ctypes.data, 1: y.ctypes.data})
+        queue, x, y = device.queue(), floats(1), np.empty(TYPE.dims, np.float32)
+        executable.bind(queue, [None, None]).invoke({0: x.ctypes.data, 1: y.ctypes.data})
+        queue.finish()
         np.testing.assert_array_equal(y, -x)
 
 

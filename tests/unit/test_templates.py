@@ -137,10 +137,10 @@ def sentence(seed: int, steps: int = 6) -> bytes:
     return b.model({"x": (FLOAT, ["batch", "n", 8])}, b.add("Identity", x))
 
 
-def compare(model: bytes, shapes: list[tuple[int, ...]], most: int) -> int:
+def compare(model: bytes, shapes: list[tuple[int, ...]], most: int, device: Any = "CPU") -> int:
     """Results at all shapes are those of plans for each and of ONNX Runtime. Answers how many plans there are."""
     rng, core = np.random.default_rng(0), tunewright.Core()
-    classes, each = (core.compile_model(model, "CPU", {"SHAPE_TEMPLATES": way}) for way in ("YES", "NO"))
+    classes, each = (core.compile_model(model, device, {"SHAPE_TEMPLATES": way}) for way in ("YES", "NO"))
     options = ort.SessionOptions()
     options.log_severity_level = 3
     # as written: its optimiser takes the zeros of a Pad in front of a MaxPool for minus infinity

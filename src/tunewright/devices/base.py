@@ -223,6 +223,8 @@ class Device(ABC):
     runs_control: bool = False
     #: it runs plans that are made for classes of shapes
     serves_classes: bool = False
+    #: plans for exact shapes are faster: the first shape of a model gets one
+    prefers_exact: bool = False
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
     #: where it is plugged in, where that is known (`devices.pci`)

@@ -28,7 +28,16 @@ class CLaunch(ABC):
 
     @abstractmethod
     def set(self, at: int, value: Any) -> None:
-        """Argument ``at``: an array, whose bytes the kernel reads and writes, or a number."""
+        """Argument ``at``: an array, whose bytes the kernel reads and writes, their address (a plain integer, where the
+        device shares the host's memory), or a number of numpy's."""
+
+    @abstractmethod
+    def number(self, at: int, value: int) -> None:
+        """Argument ``at``: an integer of 32 bits."""
+
+    @abstractmethod
+    def spread(self, grid: Sequence[int]) -> None:
+        """Have another grid, with as many axes."""
 
     @abstractmethod
     def __call__(self) -> None:

@@ -10,7 +10,7 @@ Tensors have the numbers that the plan gives them (-1: absent).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -47,6 +47,9 @@ class Kernel(ABC):
     most_scratch: Mapping[str, Whole] = MappingProxyType({})
     #: its device may link it with other kernels: it only enqueues work, and reads no values on the host
     is_linkable: bool = False
+    #: of a kernel for a class of shapes: where its guards fail another kernel may take its place (`is_like`); else
+    #: another plan is made
+    is_replaceable: bool = True
 
     def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
         """Compile what is not compiled yet. Otherwise the first run compiles it."""
@@ -111,6 +114,7 @@ class Executable(ABC):
         inference brings its own. ``fitted`` are the tensors whose places `Bound.fit` sets.
 
         The sequence belongs to the caller. It may exchange arrays of the host in it later; only `HostCall` reads them.
+        It exchanges ``fitted`` tensors in front of `Bound.refit`.
         """
 
 
@@ -136,6 +140,13 @@ class Bound(ABC):
         is the same value at each call.
         """
         raise NotImplementedError
+
+    def refit(self, sizes: Sizes, room: Sizes, layout: Hashable) -> None:  # noqa: B027 (`HostCall` knows no sizes)
+        """Set everything that depends on sizes, where the executable takes no addresses: the ``fitted`` tensors in
+        `memory` have been exchanged for those of these sizes.
+
+        Equal ``layout``s mean equal addresses. ``room``: the largest sizes for which that holds.
+        """
 
     def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:
         """Where the numbers among a kernel's arguments are: a buffer of integers, and their positions in it."""

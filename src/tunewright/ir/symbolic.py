@@ -17,6 +17,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -169,12 +170,20 @@ class SymInt:
         return self._trace.pin(self) ** other
 
     def __str__(self) -> str:
+        spelled = _SPELLED.get()
+        if spelled is not None:
+            return spelled(self)
         return f"{self.hint}<{self.text}#{self._trace.serial}>"  # no number: nobody can take it for one
 
     __repr__ = __str__
 
     def __format__(self, spec: str) -> str:
         return str(self) if not spec else format(self.hint, spec)  # for people: thousands in messages
+
+    @property
+    def divisor(self) -> int:
+        """A number that divides it whatever the sizes are."""
+        return math.gcd(*(c if isinstance(c, int) else 1 for _, c in self._terms))
 
     @property
     def spare(self) -> SymInt | None:
@@ -185,6 +194,20 @@ class SymInt:
     def text(self) -> str:
         """The expression, for people."""
         return self._trace.text(self._terms)
+
+
+#: what writes a symbolic number into a text: inside `spelling`
+_SPELLED: ContextVar[Callable[[SymInt], str] | None] = ContextVar("spelling of sizes", default=None)
+
+
+@contextmanager
+def spelling(spelled: Callable[[SymInt], str]) -> Iterator[None]:
+    """Symbolic numbers become these names in every text that is made of them inside: the text of a kernel."""
+    token = _SPELLED.set(spelled)
+    try:
+        yield
+    finally:
+        _SPELLED.reset(token)
 
 
 #: a number, known or not
@@ -561,3 +584,8 @@ def common_divisor(a: Any, b: Any) -> Any:
 
 def _trace_of(*numbers: Any) -> ShapeTrace | None:
     return next((number._trace for number in numbers if isinstance(number, SymInt)), None)
+
+
+def always_divides(by: int, number: Any) -> bool:
+    """Whether a number is a multiple of another one whatever the sizes are; nothing is guarded."""
+    return number.divisor % by == 0 if isinstance(number, SymInt) else number % by == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakSet
@@ -14,13 +16,20 @@ import numpy as np
 from ..devices import kernel_cache
 from ..devices.base import Device, Queue, Target
 from ..devices.cuda.device import HELD, CudaArray, CudaDevice, CudaQueue, torch_dtype
-from ..devices.executable import Kernel, Packing
+from ..devices.executable import Kernel, Packing, Sizes
 from ..errors import ModelError
+from ..ir.symbolic import Whole, hint
 from ..ir.types import PLAIN, DType, TensorType
 from ..ops.infer import MISTAKES
 from .base import Config, Missing, Problem, Solver, why_not_type
+from .shape_classes import numbers, with_numbers
 from .triton.source.compile import Pair, capability, obtain, recording
 from .triton.source.compile_many import build_all
+from .triton.source.sizes_page import PagedKernel, Tracing, Unpaged, again, pages
+from .triton.source.text import load_alone
+
+#: calls that a kernel for a class of shapes remembers, each for some sizes
+MOST_CALLS = 32
 
 #: Enqueues a kernel's work on the current stream. Its arguments are its queue (for scratch memory), inputs and outputs:
 #: torch tensors in physical order, with None for an absent input. It must neither wait for the device nor read values,
@@ -35,6 +44,9 @@ class CudaSolver(Solver):
     ops: frozenset[str] = frozenset()
     #: element types of inputs and outputs
     dtypes: ClassVar[frozenset[DType]] = HELD
+    serves_classes = True
+    #: all that its launches know of sizes is in texts and grids; else each size needs launches of its own
+    paged: ClassVar[bool] = True
     #: layouts of inputs and outputs
     layouts: ClassVar[frozenset[str]] = frozenset({PLAIN.name})
 
@@ -58,7 +70,8 @@ class CudaSolver(Solver):
 
     @abstractmethod
     def call(self, problem: Problem, config: Config, device: CudaDevice) -> Call:
-        """The call that solves a static problem."""
+        """The call that solves a static problem. `serves_classes`: the problem may be one of a class of shapes. Then
+        only the kernels that the call loads, and their grids, are used."""
 
     def packings(self, problem: Problem, config: Config) -> Mapping[int, Packing]:
         """How constant inputs are rearranged, once, before the kernel reads them."""
@@ -66,6 +79,8 @@ class CudaSolver(Solver):
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
         assert isinstance(device, CudaDevice)
+        if problem.at_hand is not problem:
+            return OpenCudaKernel(self, problem, config, device)
         try:
             return CudaKernel(self.id, problem, device, self.call(problem, config, device),
                               self.packings(problem, config))  # fmt: skip
@@ -93,16 +108,9 @@ class CudaKernel(Kernel):
 
     def programs(self, arch: int) -> list[Pair]:
         """The Triton kernels that its call launches; empty if torch needs the memory of the arguments to find out."""
-        import torch
-
-        def nowhere(type: Any) -> Any:
-            if not isinstance(type, TensorType):
-                return None
-            return torch.empty(type.physical, dtype=torch_dtype(type.dtype.numpy), device="meta")
-
         with recording(arch) as found:
             try:
-                self.call(_Dry(), [*map(nowhere, self.problem.inputs)], [*map(nowhere, self.problem.outputs)])
+                self.call(_Dry(), [*map(_nowhere, self.problem.inputs)], [*map(_nowhere, self.problem.outputs)])
             except Exception:  # Torch may raise anything; then the kernels are compiled when they are launched.
                 return []
         return found
@@ -133,6 +141,71 @@ class CudaKernel(Kernel):
         return self.device.new(type)
 
 
+class OpenCudaKernel(CudaKernel):
+    """A kernel for a class of shapes. `fitted` makes its call for some sizes."""
+
+    is_replaceable = False
+
+    def __init__(self, solver: CudaSolver, problem: Problem, config: Config, device: CudaDevice) -> None:
+        self._solver, self._of_class, self._config, self.device = solver, problem, config, device
+        self.paged = solver.paged
+        tracing = Tracing(load_alone)
+        at_hand = problem.at_hand
+        ins, outs = ([*map(_nowhere, types)] for types in (at_hand.inputs, at_hand.outputs))
+        with tracing.active(), recording(0):
+            solver.call(problem, config, device)(_Dry(), ins, outs)
+            packings = solver.packings(problem, config)
+        self.kernels = [one for one in tracing.kernels if one.grid is not None]
+        if len(self.kernels) < len(tracing.kernels):
+            raise Unpaged("it loads kernels that it does not launch")
+        #: what it has to know of sizes: `devices.executable.Sizes`
+        self.open = OpenSizes(tuple(size for one in self.kernels for size in one.words))
+        self._calls: OrderedDict[tuple[int, ...], Call] = OrderedDict()
+        self._numbers = numbers(problem)
+        super().__init__(solver.id, at_hand, device, self._made(at_hand), packings)
+
+    def fitted(self, sizes: Sizes) -> Call:
+        """What computes it for these sizes, or smaller ones that the page tells it."""
+        found = tuple([sizes.values[sizes.place(number)] for number in self._numbers])
+        call = self._calls.get(found)
+        if call is None:
+            values, place = sizes.values, sizes.place
+            call = self._calls[found] = self._made(with_numbers(self._of_class, lambda n: values[place(n)]))
+            while len(self._calls) > MOST_CALLS:
+                self._calls.popitem(last=False)
+        return call
+
+    def _made(self, problem: Problem) -> Call:
+        with again(self.kernels):
+            return self._solver.call(problem, self._config, self.device)
+
+    def launch(self, queue: CudaQueue, call: Call, found: Mapping[PagedKernel, Any], inputs: Any, outputs: Any) -> None:
+        """Enqueue what `fitted` made; ``found``: where its kernels read their sizes."""
+        self.prepare()
+        ins = self.tensors(inputs)
+        with queue.current(), pages(found):
+            call(queue, ins, [out.tensor for out in outputs])
+
+    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        raise AssertionError("a kernel for a class of shapes runs where its sizes are known")
+
+
+@dataclass(frozen=True)
+class OpenSizes:
+    """What a kernel for a class of shapes has to know of sizes."""
+
+    sizes: tuple[Whole, ...]
+
+
+def _nowhere(type: Any) -> Any:
+    """A tensor without memory."""
+    import torch
+
+    if not isinstance(type, TensorType):
+        return None
+    return torch.empty(type.physical, dtype=torch_dtype(type.dtype.numpy), device="meta")
+
+
 #: Kernels that are not prepared yet. They are prepared together, on all cores, when one of them is needed: all kernels
 #: of a plan are made before the first one is needed.
 _UNPREPARED: WeakSet[CudaKernel] = WeakSet()
@@ -149,10 +222,10 @@ class _Dry(CudaQueue):
         self._bytes, self._numbers = torch.uint8, torch.int32
 
     def scratch(self, nbytes: int) -> Any:
-        return self._empty(nbytes, dtype=self._bytes)
+        return self._empty(hint(nbytes), dtype=self._bytes)
 
     def zeros(self, count: int) -> Any:
-        return self._empty(count, dtype=self._numbers)
+        return self._empty(hint(count), dtype=self._numbers)
 
 
 def _prepare(device: CudaDevice) -> None:

@@ -43,19 +43,35 @@ HELD = frozenset(
 
 
 _NO_HINTS = Hints()
+#: tensors that are copied to the device before anything waits for it
+_MOST_STAGED = 64
 
 
 class CudaArray:
     """A tensor in the GPU's memory, contiguous in its physical order. `Queue.fetch` copies it out, `put` into it."""
 
-    __slots__ = ("dtype", "raw", "shape", "staging", "tensor")
+    __slots__ = ("_begin", "_raw", "_tensor", "dtype", "shape", "staging")
 
-    def __init__(self, raw: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        #: its bytes, and the same as torch's type
-        self.raw, self.shape, self.dtype = raw, shape, dtype
-        self.tensor = raw.view(torch_dtype(dtype)).view(shape)
+    def __init__(self, raw: Any, shape: tuple[int, ...], dtype: np.dtype[Any], begin: int | None = None) -> None:
+        """``begin``: it is a part of these bytes, from there on."""
+        self._raw, self._begin, self.shape, self.dtype = raw, begin, shape, dtype
+        self._tensor: Any = None
         #: pinned memory of the host that it is copied through
         self.staging: Any = None
+
+    @property
+    def raw(self) -> Any:
+        """Its bytes. They are looked for when they are first asked for: a graph has their address."""
+        if self._begin is not None:
+            self._raw, self._begin = self._raw[self._begin : self._begin + self.nbytes], None
+        return self._raw
+
+    @property
+    def tensor(self) -> Any:
+        """The same as torch's type."""
+        if self._tensor is None:
+            self._tensor = self.raw.view(torch_dtype(self.dtype)).view(self.shape)
+        return self._tensor
 
     @property
     def nbytes(self) -> int:
@@ -94,6 +110,8 @@ class CudaQueue(Queue):
         #: graphs that were recorded before it was there hold the addresses of others.
         self._scratch: list[Any] = []
         self._zeros: list[Any] = []
+        #: what is copied out of memory of the host that may still be read
+        self._staged: list[CudaArray] = []
         #: the last event asked for its time, and that time: differences of near events are exact, of far ones not
         self._last: tuple[Any, float] | None = None
 
@@ -123,6 +141,8 @@ class CudaQueue(Queue):
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
         """What ``work`` enqueues, as a graph: one launch. It must have run before: nothing may be compiled now."""
         torch = self._torch
+        if self.stream is None:  # the interpreter records nothing
+            return work
         self.finish()
         graph = torch.cuda.CUDAGraph()
         stream = self.stream
@@ -144,6 +164,13 @@ class CudaQueue(Queue):
                 graph.replay()
 
         return replay
+
+    def write_words(self, words: Array, to: Any) -> None:
+        """Copy numbers into memory that `CudaDevice.words` made, behind what is queued."""
+        there = self._torch.from_numpy(words)
+        with self.current():
+            # memory that is pinned anew: what it was before may still be read, and torch knows until when
+            to.copy_(there.pin_memory() if self.device.is_gpu else there, non_blocking=True)
 
     def mark(self) -> Any:
         """A point in time between what is enqueued before and behind it, also in a graph; see `Event.elapsed_time`."""
@@ -174,6 +201,7 @@ class CudaQueue(Queue):
                 self.stream.synchronize()
             self.waited += time.perf_counter() - begin
         self.pending = False
+        self._staged.clear()
         self._kept.clear()
         self._held.clear()
 
@@ -255,7 +283,9 @@ class CudaQueue(Queue):
             with self.current():
                 to.raw.copy_(self._torch.from_numpy(array.reshape(-1).view(np.uint8)), non_blocking=True)
             return
-        self.finish()  # the staging memory may still be read
+        if len(self._staged) >= _MOST_STAGED or any(one is to for one in self._staged):
+            self.finish()
+        self._staged.append(to)
         staging = self._staging(to)
         staging.numpy()[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with self.current():
@@ -299,6 +329,7 @@ class CudaDevice(Device):
     priority = 20
     kinds = ("GPU",)
     shares_memory = False
+    serves_classes = prefers_exact = True
     precision = DType.FLOAT16
 
     @classmethod
@@ -421,11 +452,17 @@ class CudaDevice(Device):
         return CudaArray(raw[:nbytes], (nbytes,), np.dtype(np.uint8))
 
     def view(self, buffer: CudaArray, offset: int, type: TensorType) -> CudaArray:
-        return CudaArray(buffer.raw[offset : offset + type.nbytes], type.physical, type.dtype.numpy)
+        return CudaArray(buffer.raw, type.physical, type.dtype.numpy, offset)
 
     def new(self, type: TensorType) -> CudaArray:
         """Memory of its own for a tensor."""
         return self.view(self.alloc(type.nbytes), 0, type)
+
+    def words(self, count: int) -> Any:
+        """Memory of its own for 32-bit numbers: torch's tensor."""
+        import torch
+
+        return torch.empty(count, dtype=torch.int32, device=self.raw)
 
     @property
     def kernel_label(self) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from ctypes import c_char
 from functools import cache
 from typing import Any, NoReturn
 
@@ -49,7 +50,7 @@ class _Shared:
 class OpenCLLaunch(CLaunch):
     """A kernel with its arguments: calling it enqueues. It belongs to one queue and is not shared between threads."""
 
-    __slots__ = ("_enqueue", "_grid", "_local", "_numbers", "_pointers", "_queue", "_shared", "_svm")
+    __slots__ = ("_enqueue", "_grid", "_local", "_numbers", "_packed", "_pointers", "_queue", "_shared", "_svm")
 
     def __init__(
         self, queue: OpenCLQueue, shared: _Shared, grid: tuple[int, ...], local: tuple[int, ...] = ()
@@ -59,19 +60,33 @@ class OpenCLLaunch(CLaunch):
         self._queue, self._shared, self._grid, self._local = queue, shared, grid, local or _ONE[: len(grid)]
         self._svm, self._enqueue = cl.SVM, cl.enqueue_nd_range_kernel
         self._pointers: dict[int, Any] = {}
-        self._numbers: tuple[Any, ...] = ()
+        #: numbers by argument, and all of them as pyopencl takes them, from the next launch on
+        self._numbers: dict[int, tuple[int, bytes, Any]] = {}
+        self._packed: tuple[Any, ...] | None = None
 
     def set(self, at: int, value: Any) -> None:
-        """An array (the kernel reads and writes its bytes) or a number."""
         if isinstance(value, np.ndarray):
             assert self._queue.shares_memory, "the device cannot read the host's memory"
             self._pointers[at] = self._svm(writable(value) if value.size else NOTHING)
         elif isinstance(value, DeviceArray):
             self._pointers[at] = self._svm(value.memory)
+        elif type(value) is int:
+            assert self._queue.shares_memory, "the device cannot read the host's memory"
+            self._pointers[at] = self._svm(c_char.from_address(value))
         else:
-            self._numbers += (at, value.dtype.char.encode(), value.item())
+            self._numbers[at] = at, value.dtype.char.encode(), value.item()
+            self._packed = None
         if self._shared.owner is self:
             self._shared.owner = None
+
+    def number(self, at: int, value: int) -> None:
+        self._numbers[at] = at, b"i", value
+        self._packed = None
+        if self._shared.owner is self:
+            self._shared.owner = None
+
+    def spread(self, grid: Sequence[int]) -> None:
+        self._grid = tuple(grid)
 
     def __call__(self) -> None:
         queue, shared = self._queue, self._shared
@@ -80,7 +95,9 @@ class OpenCLLaunch(CLaunch):
         if shared.owner is not self:
             shared.owner = None  # until all are set: Ctrl-C may come in between
             # One call for all numbers takes a fifth of a microsecond, `set_arg` seven for each.
-            shared.kernel._set_arg_buf_pack_multi(self._numbers)
+            if self._packed is None:
+                self._packed = tuple([part for number in self._numbers.values() for part in number])
+            shared.kernel._set_arg_buf_pack_multi(self._packed)
             for at, pointer in self._pointers.items():
                 shared.kernel.set_arg(at, pointer)
             shared.owner = self
@@ -217,6 +234,7 @@ class OpenCLDevice(CDevice):
     priority = 10
     kinds = ("CPU", "GPU")
     dialect = "opencl"
+    serves_classes = True
     #: the context is a caller's, and so is the queue that all requests work on, if there is one
     is_lent: bool = False
     lent_queue: Any = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from tunewright.ir.types import TensorType
 from ..base import Queue
 from ..c_device import CDevice, CLaunch, CQueue
 from ..c_kernel import CKernel, ConstantTable, In, Out, ReportArgument, Scratch
-from ..executable import Bound, Executable, Part
+from ..executable import Bound, Executable, Part, Sizes
 from ..reports import ReportRecord
+from .enqueued_sizes import OpenArguments
 
 
 class Enqueued(Executable):
@@ -21,68 +22,153 @@ class Enqueued(Executable):
 
     def __init__(self, device: CDevice, parts: Sequence[Part]) -> None:
         self.device, self.parts = device, parts
+        self.takes_addresses = device.shares_memory
 
     def bind(
         self, queue: Queue, memory: Sequence[Any], fitted: Collection[int] = (), clocked: bool = False
     ) -> BoundLaunches:  # fmt: skip
         assert isinstance(queue, CQueue)
-        return BoundLaunches(self, queue, memory)
+        return BoundLaunches(self, queue, memory, fitted)
+
+
+class BoundKernel:
+    """The launches of one kernel, with the arguments of one request."""
+
+    def __init__(self, part: Part, queue: CQueue, device: CDevice, owner: BoundLaunches) -> None:
+        assert isinstance(part.kernel, CKernel)
+        self.kernel, self._queue, self._device = part.kernel, queue, device
+        self.launches: list[CLaunch] = []
+        #: where each tensor is an argument: (launch, argument), by number
+        self.tensors: dict[int, list[tuple[int, int]]] = {}
+        #: tensors that are constants of the kernel
+        self.lasting: set[int] = set()
+        #: where scratch memory is an argument, by name, and what was borrowed
+        self._scratch: dict[str, list[tuple[int, int]]] = {}
+        self._borrowed: dict[str, Any] = {}
+        #: what kernels say is wrong with their inputs
+        self.record: ReportRecord | None = None
+        for number, call in enumerate(part.kernel.calls):
+            for at, arg in enumerate(call.args):
+                if isinstance(arg, In | Out):
+                    tensor = (part.ins if isinstance(arg, In) else part.outs)[arg.index]
+                    self.tensors.setdefault(tensor, []).append((number, at))
+                    if isinstance(arg, In) and part.kernel.problem.constant[arg.index]:
+                        self.lasting.add(tensor)
+                elif isinstance(arg, Scratch):
+                    self._scratch.setdefault(arg.name, []).append((number, at))
+                elif isinstance(arg, ReportArgument) and self.record is None:
+                    self.record = queue.reports.take(owner, device)
+        #: what depends on sizes in its own launches, which may be others' for the sizes at hand
+        of_class, grids = part.kernel.open, [call.grid for call in part.kernel.calls]
+        self._open = None if of_class is None else OpenArguments(of_class, grids, device)
+        self._posed: CKernel | None = None
+        self._own = self.launches = self._made(part.kernel)
+
+    def _made(self, kernel: CKernel) -> list[CLaunch]:
+        """The launches of a kernel with everything but tensors and scratch memory."""
+        made = []
+        for program, call in zip(kernel.programs, kernel.calls, strict=True):
+            launch = self._device.launch(self._queue, program, call.name, call.grid, call.local)
+            for at, arg in enumerate(call.args):
+                if isinstance(arg, ConstantTable):
+                    launch.set(at, self._device.constant(arg.array))
+                elif isinstance(arg, ReportArgument):
+                    assert self.record is not None
+                    launch.set(at, self.record.memory)
+                elif not isinstance(arg, In | Out | Scratch):
+                    launch.set(at, arg)
+            made.append(launch)
+        self.launches, self._borrowed = made, {}
+        for call in kernel.calls:
+            for arg in call.args:
+                if isinstance(arg, Scratch):
+                    self._borrow(arg.name, arg.nbytes)
+        return made
+
+    def _borrow(self, name: str, nbytes: int) -> None:
+        """Have scratch memory, which has one number in all kernels of the queue."""
+        memory = self._queue.borrow(self._device, [*self._scratch].index(name), nbytes)
+        if memory is not self._borrowed.get(name):
+            self._borrowed[name] = memory
+            for launch, at in self._scratch[name]:
+                self.launches[launch].set(at, memory)
+
+    def set(self, number: int, value: Any) -> None:
+        """Where a tensor is."""
+        for launch, at in self.tensors[number]:
+            self.launches[launch].set(at, value)
+
+    def is_posed(self, sizes: Sizes) -> bool:
+        """Whether it has the launches for some sizes."""
+        return sizes.posed.get(self.kernel) is self._posed
+
+    def pose(self, sizes: Sizes) -> None:
+        """Have the launches for some sizes. They know no tensors."""
+        posed = sizes.posed.get(self.kernel)
+        if posed is None:
+            self.launches, self._borrowed = self._own, {}
+            for name in self._scratch:
+                self._borrow(name, 0)
+        else:
+            assert isinstance(posed, CKernel)
+            self._made(posed)
+        self._posed = posed
+
+    def fit(self, sizes: Sizes) -> None:
+        """Set what depends on sizes, besides tensors."""
+        if self._posed is None and self._open is not None:
+            self._open.fit(self.launches, sizes)
+            for name, nbytes in self._open.scratch(sizes):
+                self._borrow(name, nbytes)
 
 
 class BoundLaunches(Bound):
     """The launches of kernels, with the arguments of one request."""
 
-    def __init__(self, executable: Enqueued, queue: CQueue, memory: Sequence[Any]) -> None:
+    def __init__(self, executable: Enqueued, queue: CQueue, memory: Sequence[Any], fitted: Collection[int]) -> None:
         self._device, self._queue, self._memory = executable.device, queue, memory
-        self._launches: list[CLaunch] = []
-        #: tensors that come with each inference: the arguments that each of them is
-        self._given: dict[int, list[tuple[CLaunch, int]]] = {}
         #: memory of the device for arrays of the host, by the tensor's number
         self._copies: dict[int, Any] = {}
+        self._kernels = [BoundKernel(part, queue, self._device, self) for part in executable.parts]
+        #: kernels with other launches than before, until these know their tensors
+        self._posing: set[BoundKernel] = set()
         #: where kernels say what is wrong with their inputs, and whose failure that is
-        self._records: list[tuple[ReportRecord, object]] = []
-        for part in executable.parts:
-            self._bind(part)
-
-    def _bind(self, part: Part) -> None:
-        kernel, queue, device = part.kernel, self._queue, self._device
-        assert isinstance(kernel, CKernel)
-        scratch: dict[str, Any] = {}
-        record: ReportRecord | None = None
-        for program, call in zip(kernel.programs, kernel.calls, strict=True):
-            launch = device.launch(queue, program, call.name, call.grid, call.local)
-            for at, arg in enumerate(call.args):
-                if isinstance(arg, In | Out):
-                    number = (part.ins if isinstance(arg, In) else part.outs)[arg.index]
-                    lasts = isinstance(arg, In) and kernel.problem.constant[arg.index]
-                    self._tensor(launch, at, number, lasts)
-                elif isinstance(arg, Scratch):
-                    if arg.name not in scratch:
-                        scratch[arg.name] = queue.borrow(device, len(scratch), arg.nbytes)
-                    assert scratch[arg.name].nbytes >= arg.nbytes, f"{arg.name} is of two sizes"
-                    launch.set(at, scratch[arg.name])
-                elif isinstance(arg, ConstantTable):
-                    launch.set(at, device.constant(arg.array))
-                elif isinstance(arg, ReportArgument):
-                    record = record or queue.reports.take(self, device)
-                    launch.set(at, record.memory)
+        self._records = [
+            (kernel.record, part.tag)
+            for kernel, part in zip(self._kernels, executable.parts, strict=True) if kernel.record is not None
+        ]  # fmt: skip
+        #: who takes each tensor, and who those that come with each inference
+        self._takers: dict[int, list[BoundKernel]] = {}
+        self._given: dict[int, list[BoundKernel]] = {}
+        #: where tensors are that do not come with each inference
+        self._places: dict[int, Any] = {}
+        for kernel in self._kernels:
+            for number in kernel.tensors:
+                self._takers.setdefault(number, []).append(kernel)
+                if number in fitted:
+                    continue
+                if memory[number] is None:
+                    self._given.setdefault(number, []).append(kernel)
                 else:
-                    launch.set(at, arg)
-            self._launches.append(launch)
-        if record is not None:
-            self._records.append((record, part.tag))
+                    self._places[number] = self._place(number, memory[number], number in kernel.lasting)
+                    kernel.set(number, self._places[number])
+        #: tensors whose places depend on sizes
+        self._fitted = [number for number in self._takers if number in fitted]
+        self._flatten()
 
-    def _tensor(self, launch: CLaunch, at: int, number: int, lasts: bool) -> None:
-        """An argument; ``lasts``: it is a constant of the kernel."""
-        value = self._memory[number]
-        if value is None:
-            self._given.setdefault(number, []).append((launch, at))
-        elif not isinstance(value, np.ndarray) or self._device.shares_memory:
-            launch.set(at, value)
-        elif lasts:
-            launch.set(at, self._device.constant(value))
-        else:
-            launch.set(at, self._copy(number, value))
+    def _flatten(self) -> None:
+        """Note what each inference enqueues, and where the tensors that come with it are arguments."""
+        self._launches = [launch for kernel in self._kernels for launch in kernel.launches]
+        self._arguments = [
+            (number, [(kernel.launches[launch], at) for kernel in kernels for launch, at in kernel.tensors[number]])
+            for number, kernels in self._given.items()
+        ]
+
+    def _place(self, number: int, value: Any, lasts: bool) -> Any:
+        """Where kernels find a tensor; ``lasts``: nobody writes to it."""
+        if not isinstance(value, np.ndarray) or self._device.shares_memory:
+            return value
+        return self._device.constant(value) if lasts else self._copy(number, value)
 
     def _copy(self, number: int, array: np.ndarray[Any, Any]) -> Any:
         """An array of the host in the device's memory."""
@@ -94,7 +180,7 @@ class BoundLaunches(Bound):
         return copy
 
     def invoke(self, values: MutableMapping[int, Any]) -> None:
-        for number, places in self._given.items():
+        for number, places in self._arguments:
             value = values[number]
             if isinstance(value, np.ndarray) and not self._device.shares_memory:
                 value = self._copy(number, value)
@@ -104,3 +190,56 @@ class BoundLaunches(Bound):
             launch()
         for record, tag in self._records:
             self._queue.reports.watched[record.place] = tag
+
+    def fit(self, sizes: Sizes, arena: int, offsets: Mapping[int, int]) -> None:
+        values = sizes.values
+        self._fit(sizes, {number: arena + values[offsets[number]] for number in self._fitted})
+
+    def refit(self, sizes: Sizes, room: Sizes, layout: Hashable) -> None:
+        memory = self._memory
+        self._fit(sizes, {number: self._place(number, memory[number], False) for number in self._fitted})
+
+    def _fit(self, sizes: Sizes, places: Mapping[int, Any]) -> None:
+        """Set everything that depends on sizes, and where the fitted tensors are."""
+        others = [kernel for kernel in self._kernels if not kernel.is_posed(sizes)]
+        self._posing.update(others)
+        for kernel in others:
+            kernel.pose(sizes)
+        for kernel in self._kernels:
+            kernel.fit(sizes)
+        self.place(places)
+        if self._posing:
+            for kernel in self._posing:
+                for number in kernel.tensors:
+                    if number in self._places:
+                        kernel.set(number, self._places[number])
+            self._flatten()
+            self._posing.clear()
+
+    def place(self, places: Mapping[int, Any]) -> None:
+        """Set where tensors are from now on, by number: no inference brings them."""
+        known = self._places
+        for number, place in places.items():
+            if known.get(number) is place or (type(place) is int and known.get(number) == place):
+                continue
+            for kernel in self._takers.get(number, ()):
+                kernel.set(number, place)
+            known[number] = place
+            if self._given.pop(number, None) is not None:
+                self._flatten()
+
+    def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:
+        kernel = self._kernels[part]
+        (call,) = kernel.kernel.calls
+        given = [param.split()[-1] for param in call.params]
+        return _Numbers(kernel), [given.index(name) for name in names]
+
+
+class _Numbers:
+    """The numbers among the arguments of a kernel with one launch: writing one sets it."""
+
+    def __init__(self, kernel: BoundKernel) -> None:
+        self._kernel = kernel
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._kernel.launches[0].number(at, int(value))

@@ -84,6 +84,8 @@ def _rewrite(graph: Graph, node: Node, order: Mapping[Node, int], context: Conte
     if len(launched) < 2 or not any(n.op in _MOVES for n in launched) or _turns(found, type):
         return False
     sources = list(dict.fromkeys(view.value for part in found for view in part.views))
+    if any(t is not None and t.is_symbolic for t in (type, *(v.tensor for v in sources))):
+        return False  # the text of boxes has numbers alone
     attrs = {"dims": type.dims, "dtype": type.dtype.onnx_code, "parts": text([_final(p, sources) for p in found])}
     origin = dict.fromkeys(name for n in (*reversed(gone), node) for name in n.origin)
     new = graph.add(PIECES, sources, attrs, types=[type], name=node.name, origin=origin)

@@ -325,6 +325,9 @@ class Program:
             return plan
         types = tuple(type_of(v) for v in inputs)
         with self._lock:
+            if self.env.device.prefers_exact and not self._plans and not self._classes and not self._is_part:
+                self._preferred.add(types)  # most models only ever see one shape
+                return None
             # a second look: another thread may have been here meanwhile
             plan = self._nearest(inputs, grow=False)
             if plan is not None or types in self._plans or self._untraceable >= MOST_ATTEMPTS:
@@ -418,7 +421,8 @@ class Program:
         if len(types) != len(self.graph.inputs):
             return None
         try:
-            trace, pattern, made = symbolic(types, self._symbol_of(types), [v.name for v in self.graph.inputs])
+            names, grows = [v.name for v in self.graph.inputs], self.env.device.shares_memory
+            trace, pattern, made = symbolic(types, self._symbol_of(types), names, grows)
             if not pattern.symbols:
                 return None
             return self._make(tuple(made), only=False, traced=Traced(trace, pattern))

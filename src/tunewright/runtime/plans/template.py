@@ -107,11 +107,12 @@ class ShapeClass:
 
 
 def symbolic(
-    types: Sequence[Type | None], symbol_of: Callable[[int, int], str | None], names: Sequence[str]
+    types: Sequence[Type | None], symbol_of: Callable[[int, int], str | None], names: Sequence[str], grows: bool = True
 ) -> tuple[ShapeTrace, ShapeClass, list[Type | None]]:
     """A trace with symbols for sizes that are open, and the types that begin with it.
 
-    ``symbol_of(input, axis)`` names the symbol of a size, or is None where the size is fixed.
+    ``symbol_of(input, axis)`` names the symbol of a size, or is None where the size is fixed. ``grows``: results may
+    have room to spare (`states`).
     """
     trace, made = ShapeTrace(), list(types)
     inputs: list[tuple[Any, tuple[int | None, ...]] | None] = []
@@ -140,7 +141,8 @@ def symbolic(
         fixed = tuple(d if isinstance(d, int) else None for d in dims)
         inputs.append((type.dtype.numpy, fixed))
         made[at] = type.with_shape(tuple(dims))
-    trace.spare = trace.symbol("spare", SPARE)
+    spare = trace.symbol("spare", SPARE)
+    trace.spare = spare if grows else None
     return trace, ShapeClass(tuple(inputs), tuple(symbols), tuple(same)), made
 
 
@@ -266,7 +268,12 @@ class Template:
         self._measured = [(one.measured, places) for one, places in self._kernels if one.measured]
         self._hints = [atom.hint for atom in trace.atoms[: trace.symbols - 1]]
         made = self.formulas.made
-        offsets, self._arena_bytes = stack.offsets(self._on_lines(found.arena), place(0), made)
+        nbytes = self._on_lines(found.arena)
+        offsets, self._arena_bytes = stack.offsets(nbytes, place(0), made)
+        #: where storages begin in the arena, and their bytes
+        self.storages = {storage: (offsets[storage], nbytes[storage]) for storage in offsets}
+        #: of slots in the arena: the storage, and where they begin there
+        self.within = {at: (storage, place(offset)) for at, (storage, offset) in found.stored.items()}
         #: where slots begin in the arena
         self.begins = {
             at: made(operator.add, offsets[storage], place(offset)) for at, (storage, offset) in found.stored.items()
@@ -352,6 +359,8 @@ class Template:
 
     def _posed(self, one: OpenKernel, values: Sequence[int]) -> Any:
         """The kernel for these sizes; None where it wants something else than the plan has."""
+        if not one.kernel.is_replaceable:
+            return None
         problem = with_numbers(one.problem, lambda number: values[self.formulas.place(number)])
         try:
             kernel = one.pose(problem)
@@ -362,7 +371,7 @@ class Template:
             return None
         return kernel if kernel.is_like(one.kernel) else None
 
-    def fill(self, fit: Fit, memory: Sequence[Any], known: dict[int, list[int]]) -> None:
+    def fill(self, fit: Fit, memory: Sequence[Any] | Mapping[int, Any], known: dict[int, list[int]]) -> None:
         """Constants that consist of sizes, by slot. ``known``: what is there already."""
         for slot, (shape, places) in self.constants.items():
             numbers = [fit.values[at] for at in places]

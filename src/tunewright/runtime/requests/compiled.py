@@ -192,6 +192,12 @@ class InferRequest(Startable):
         self._given: dict[str, Any] = {}
         self._into: dict[str, Any] = {}
 
+    def continue_on_device(self, states: Mapping[str, str]) -> None:
+        """Keep some outputs in the device's memory, as RemoteTensors: the next inference takes each for an input.
+
+        ``states``: the outputs by the inputs. They hold until the inference behind the next one begins.
+        """
+
     def set_tensor(self, name: str, tensor: Any) -> None:
         """Use a tensor for an input in all later inferences, or write an output to it. None undoes that.
 

@@ -44,6 +44,8 @@ class Executor:
         self.copied = 0.0
         #: a frame keeps its plan, so nothing is gained by weak keys, which take ten times as long
         self._frames: dict[Plan, Frame] = {}
+        #: numbers of inputs, each with that of the output which the next inference takes in its place
+        self.continued: Sequence[tuple[int, int]] = ()
 
     def frames(self) -> list[tuple[Plan, Frame]]:
         """The memory that is held for each plan that has run."""
@@ -51,7 +53,7 @@ class Executor:
 
     def prepare(self, plan: Plan) -> Frame:
         """Make the memory for a plan. Another thread may do it while an inference by another plan runs here."""
-        frame = self._frames[plan] = Frame(plan, self.queue, self.counters is not None)
+        frame = self._frames[plan] = Frame(plan, self.queue, self.counters is not None, self.continued)
         return frame
 
     def has(self, plan: Plan) -> bool:
@@ -124,6 +126,8 @@ class Executor:
         """Inputs to the device's memory."""
         begin, queue = time.perf_counter(), self.queue
         for at, memory in frame.copies:
+            if values[at] is memory:
+                continue
             queue.put(values[at], memory)
             if type(values[at]) is not np.ndarray:  # a caller's, which kernels need not know
                 values[at] = memory
@@ -260,7 +264,7 @@ class Executor:
         for state, buffer in frame.states:
             made[state.output] = buffer.view(inputs[state.input].shape[state.axis] + state.rows)  # type: ignore[index]
         if stay is not None and not plan.device.shares_memory:
-            made = stay.keep(plan, made, queue)
+            made = stay.keep(plan, made, queue, () if frame.room is None else frame.room.handed())
         elif self.counters is None or plan.device.shares_memory:
             made = queue.fetch(made)
         else:

@@ -23,6 +23,7 @@ from ..plans.growing_buffers import Filled, GrowingBuffer, GrowingState, buffer_
 from ..plans.plan import Plan, Segment, SlotPlace, static_tensor
 from ..plans.template import SPARE, Fit, Template
 from .result_memory import Results, ResultSlot
+from .room import Room
 
 
 @dataclass(eq=False)
@@ -45,7 +46,9 @@ class BoundSegment:
 class Frame:
     """A request's memory for one plan: the arena, every slot that does not change, and what runs."""
 
-    def __init__(self, plan: Plan, queue: Queue, counted: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, queue: Queue, counted: bool = False, continued: Sequence[tuple[int, int]] = ()
+    ) -> None:  # fmt: skip
         self.plan, self.queue, device = plan, queue, plan.device
         template = plan.template
         self.arena = device.alloc(plan.arena_bytes) if plan.arena_bytes and template is None else None
@@ -57,9 +60,12 @@ class Frame:
         self.copied = plan.shared_outputs()
         #: inputs that are copied to the device at each inference, and where to
         self.copies: list[tuple[int, Any]] = []
+        #: memory for sizes that change, on a device with memory of its own
+        self.room = None if template is None or device.shares_memory else Room(plan, queue, self.memory, continued)
         found = self._place()
         arena = {i for i, slot in enumerate(plan.slots) if slot.place is SlotPlace.ARENA and template is not None}
-        self.segments = [one for segment in plan.segments for one in self._bind(segment, arena, counted)]
+        fitted = arena if self.room is None else self.room.slots
+        self.segments = [one for segment in plan.segments for one in self._bind(segment, fitted, counted)]
         seen = {i for one in self.segments if not _takes_addresses(one) for i in one.segment.slots}
         # control flow that a launch may leave to the request
         escaping = [s for one in self.segments for s in one.segment.steps if s.block is not None and s.block.escapes]
@@ -113,13 +119,17 @@ class Frame:
         found = []
         plan, device, template = self.plan, self.plan.device, self.plan.template
         shared = device.shares_memory
-        buffers = {} if shared else {storage: device.alloc(nbytes) for storage, nbytes in plan.results.items()}
+        own = set() if self.room is None else self.room.slots
+        kept = {} if shared or self.room is not None else plan.results
+        buffers = {storage: device.alloc(nbytes) for storage, nbytes in kept.items()}
         on_device = {i for step in plan.steps if not step.on_host for i in step.ins}
         for i, slot in enumerate(plan.slots):
             type = static_tensor(slot.type)
+            if i in own or self.memory[i] is not None:  # see `fit`
+                continue
             if slot.place is SlotPlace.CONST:
-                own = template is not None and i in template.constants and slot.const is not None
-                self.memory[i] = slot.const.copy() if own and slot.const is not None else slot.const
+                filled = template is not None and i in template.constants and slot.const is not None
+                self.memory[i] = slot.const.copy() if filled and slot.const is not None else slot.const
             elif slot.place is SlotPlace.ARENA and template is None:  # else see `fit`
                 assert self.arena is not None and type is not None
                 self.memory[i] = device.view(self.arena, plan.arena_offsets[slot.storage] + slot.offset, type)
@@ -161,6 +171,8 @@ class Frame:
 
     @property
     def arena_bytes(self) -> int:
+        if self.room is not None:
+            return self.room.nbytes
         return 0 if self.arena is None else int(self.arena.nbytes)
 
     @property
@@ -203,6 +215,10 @@ class Frame:
         sizes = sizes or template.pattern.sizes(inputs)
         assert sizes is not None
         spare = self._continued(template.states, inputs) if template.states else SPARE
+        if self.room is not None:
+            if self.sizes != (*sizes, SPARE) or self.room.continues:
+                self._fit_room(self.room, sizes, inputs)
+            return
         if self.sizes == (*sizes, spare):
             return
         fit = template.fit(sizes, spare)
@@ -210,6 +226,7 @@ class Frame:
         if fit.arena_bytes and (self.arena is None or self.arena.nbytes < fit.arena_bytes):
             self.arena = None  # before there is another one
             self.arena = plan.device.alloc(fit.arena_bytes if self.sizes is None else fit.arena_bytes * 5 // 4)
+        self.sizes = None  # until all of it is done: memory may run out, or Ctrl-C come
         values, begin = fit.values, 0 if self.arena is None else address(self.arena)
         for each in self.segments:
             if each.bound is not None and _takes_addresses(each):
@@ -238,6 +255,16 @@ class Frame:
             self._known[fit] = known
         self.results = known
         self.sizes = (*sizes, spare)
+
+    def _fit_room(self, room: Room, sizes: tuple[int, ...], inputs: Sequence[Any]) -> None:
+        """The same on a device with memory of its own."""
+        self.sizes = None  # until all of it is done
+        fit, largest, layout = room.fit(sizes, inputs)
+        self.copies = room.copies()
+        for each in self.segments:
+            if each.bound is not None:
+                each.bound.refit(fit.sizes, largest.sizes, layout)
+        self.sizes = (*sizes, SPARE)
 
     def _shape(self, i: int, fit: Fit, template: Template) -> tuple[int, ...]:
         places, type = template.shapes.get(i), self.plan.slots[i].type

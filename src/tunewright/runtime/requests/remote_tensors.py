@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,11 @@ class Stay:
     """What becomes of a request's outputs: some are written where the caller says, the others stay on the device if
     they are to be ``remote``."""
 
-    def __init__(self, remote: bool, into: Mapping[int, Any], names: Mapping[int, str]) -> None:
-        self.remote = remote
+    def __init__(
+        self, remote: bool, into: Mapping[int, Any], names: Mapping[int, str], kept: Collection[int] = ()
+    ) -> None:  # fmt: skip
+        #: ``kept``: numbers of outputs that the request's next inference takes, and that stay on the device for it
+        self.remote, self.kept = remote, frozenset(kept)
         #: number of an output -> an array, of the device or of the host, that it is written to; and what it is called
         self.into, self.names = dict(into), dict(names)
 
@@ -59,7 +62,8 @@ class Stay:
         """The same for what runs behind a plan: its outputs have numbers of their own."""
         numbers = {at: i for at, (kind, i) in enumerate(plan.outputs) if kind == "rest" and at in self.into}
         return Stay(self.remote, {i: self.into[at] for at, i in numbers.items()},
-                    {i: self.names[at] for at, i in numbers.items()})  # fmt: skip
+                    {i: self.names[at] for at, i in numbers.items()},
+                    {i for at, (kind, i) in enumerate(plan.outputs) if kind == "rest" and at in self.kept})  # fmt: skip
 
     def storages(
         self, plan: Plan, inputs: Sequence[Any], shapes: Mapping[int, tuple[int, ...]], sizes: Mapping[int, int]
@@ -83,20 +87,27 @@ class Stay:
                 found[slot.storage] = array.reshape(-1).view(np.uint8)
         return found
 
-    def keep(self, plan: Plan, values: Sequence[Any], queue: Queue) -> list[Any]:
-        """A plan's outputs on a device with memory of its own: written to ``into``, copied there, or fetched."""
+    def keep(self, plan: Plan, values: Sequence[Any], queue: Queue, in_place: Collection[int]) -> list[Any]:
+        """A plan's outputs on a device with memory of its own: written to ``into``, copied there, or fetched. Those
+        that are ``in_place`` stay there until the next inference is over."""
         found: list[Any] = []
         for at, value in enumerate(values):
             if at in self.into and value is not None:
                 self.write(at, value, queue)
                 found.append(None)
-            elif self.remote and hasattr(value, "shape") and value.dtype != object:
+            elif at in self.kept and at in in_place:
+                found.append(value)
+            elif self._stays(at, value):
                 found.append(queue.duplicate(value))
             else:
                 found.append(value)
         if not self.remote:
-            found = list(queue.fetch(found))
+            fetched = iter(queue.fetch([v for at, v in enumerate(found) if at not in self.kept]))
+            found = [v if at in self.kept else next(fetched) for at, v in enumerate(found)]
         return [self.into[at] if at in self.into and v is None else v for at, v in enumerate(found)]
+
+    def _stays(self, at: int, value: Any) -> bool:
+        return (self.remote or at in self.kept) and hasattr(value, "shape") and value.dtype != object
 
     def write(self, at: int, value: Any, queue: Queue) -> None:
         array = self.into[at]
@@ -118,12 +129,12 @@ class Stay:
                 self.write(at, made[at], queue)
         ready = queue.settle() if self.remote else None
         found: dict[str, Any] = {}
-        for name, value in zip(names, made, strict=True):
+        for at, (name, value) in enumerate(zip(names, made, strict=True)):
             if name in given:
                 found[name] = given[name]
                 if isinstance(given[name], RemoteTensor):
                     given[name].ready = ready
-            elif self.remote and hasattr(value, "shape") and value.dtype != object:
+            elif self._stays(at, value):
                 found[name] = RemoteTensor(context, value, value.shape, value.dtype, ready)
             else:
                 found[name] = value

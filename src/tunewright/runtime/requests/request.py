@@ -184,6 +184,11 @@ class DeviceRequest(InferRequest):
             self._meter = meter, meter.of_request()
         return self._meter[1].measured(self.unmetered, self._looks, inputs, remote, outputs)
 
+    def continue_on_device(self, states: Mapping[str, str]) -> None:
+        if not self.model.env.device.shares_memory:
+            inputs, outputs = [v.name for v in self.model.graph.inputs], self.model.graph.output_names
+            self.executor.continued = [(inputs.index(a), outputs.index(b)) for a, b in states.items()]
+
     def _looks(self) -> ArraySignature:
         """Shapes and types of the inputs of the last inference, where they were plain arrays."""
         return self._like[1]
@@ -202,7 +207,8 @@ class DeviceRequest(InferRequest):
         values = self._same(inputs)
         if values is None:
             values = self._of_class(inputs)
-        if values is not None and not remote and outputs is None:
+        kept = self.executor.continued
+        if values is not None and not remote and outputs is None and not kept:
             plan = self._plan()
             results = self._run(values, None, plan, self._sizes)
             if plan is None:
@@ -216,8 +222,9 @@ class DeviceRequest(InferRequest):
                 values = bind(self.model.graph, inputs, queue)
                 self._remember(values)
             stay = None
-            if remote or outputs is not None:
+            if remote or outputs is not None or kept:
                 stay = Stay.of(outputs, self.model.outputs, remote, queue)
+                stay.kept = frozenset(output for _, output in kept)
             results = self._run(values, stay)
             names = self.model.graph.output_names
             if stay is None:

@@ -142,6 +142,7 @@ class StatefulRequest(InferRequest):
     def __init__(self, model: StatefulModel) -> None:
         super().__init__(model)
         self.inner = model.inner.create_infer_request()
+        self.inner.continue_on_device(model.states)
         #: values by name; what has none begins with zeros
         self._values: dict[str, Any] = {}
         self._variables = [VariableState(self, name) for name in model.states]
@@ -274,7 +275,8 @@ def _sizes(types: Mapping[str, Type | None], values: Mapping[str, Any], but: int
     found: dict[str, int] = {}
     for name, type in types.items():
         value: Any = values.get(name)
-        shape, wanted = np.shape(value), type.shape if isinstance(type, TensorType) else None
+        shape = value.shape if isinstance(value, RemoteTensor) else np.shape(value)
+        wanted = type.shape if isinstance(type, TensorType) else None
         for axis, (got, want) in enumerate(zip(shape, wanted or (), strict=False)):
             if isinstance(want, str) and axis != but and len(shape) == len(wanted or ()):
                 found[want] = int(got)

@@ -14,6 +14,7 @@ from typing import Any
 
 from tunewright.devices.base import Device, Target
 from tunewright.devices.cuda.device import CudaDevice, CudaQueue
+from tunewright.ir.symbolic import SymInt, always_divides, greater
 from tunewright.ir.types import DType, TensorType
 from tunewright.search.space import Scalar, Space
 
@@ -179,7 +180,7 @@ def text(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> str:
     out = problem.outputs[0]
     assert isinstance(out, TensorType)
     rows, sharing = _rows(f), f.heads // max(f.groups, 1)
-    deep, wide, down = _span(f.size), _span(f.width), max(1, -(-rows // bm))
+    deep, wide, down = _span(f.size), _span(f.width), greater(1, -(-rows // bm))
     pointers = ["q", "k", "v", *(["mask"] if f.mask is not None else []), *(["valid"] if f.valid is not None else []),
                 *(f"p{i}" for i in range(len(problem.main_inputs), len(problem.inputs))), "out",
                 *(["parts", "counters"] if split > 1 else [])]  # fmt: skip
@@ -237,7 +238,7 @@ def _bounds(f: AttentionForm, bm: int, bn: int, split: int) -> list[str]:
         limit, offset = f"tl.minimum(there, {limit})", f"there - {f.queries}"
     lines.append(f"place = m + ({offset})")
     # Blocks of heads that share keys begin at any query.
-    lowest = f"tile % {max(1, -(-_rows(f) // bm))} * {bm}" if f.heads == f.groups else "0"
+    lowest = f"tile % {greater(1, -(-_rows(f) // bm))} * {bm}" if f.heads == f.groups else "0"
     first = "0"
     if f.right < UNBOUNDED:
         furthest = f"tl.minimum({lowest} + {bm - 1}, {f.queries - 1})" if lowest != "0" else str(f.queries - 1)
@@ -268,7 +269,7 @@ def _step(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> list
     how, exp = precision.option(dtype, config), _exp(problem, f)
     steps = -(-_columns(f) // bn)
     # no step goes beyond the end
-    whole = f.total % bn == 0 and (_moving(f) or -(-steps // split) * split * bn <= f.total)
+    whole = always_divides(bn, f.total) and (_moving(f) or split == 1 or -(-steps // split) * split * bn <= f.total)
     near = [] if whole else [f"(t < {f.total})[:, None]"]
     loads = {}
     for name, count, span, axis in (("k", f.size, deep, "d"), ("v", f.width, wide, "e")):
@@ -277,7 +278,7 @@ def _step(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> list
         row = (f.k if name == "k" else f.v).row
         loads[name] = f"tl.load({name} + {name}_at + t[:, None] * {row} + {axis}[None, :]{other})"
     # Loads of a loop are under way a turn ahead; where there is one turn, that of the values must not wait for weights.
-    early = steps <= split and not _moving(f)
+    early = not isinstance(steps, SymInt) and steps <= split and not _moving(f)
     values = [f"c = {loads['v']}"]
     lines = [
         f"t = step * {bn} + tl.arange(0, {bn})", f"b = {loads['k']}", *(values if early else []),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from tunewright.devices.base import Device, Target
 from tunewright.devices.cuda.device import CudaDevice, CudaQueue, torch_dtype
+from tunewright.ir.symbolic import hint
 from tunewright.ir.types import DType, TensorType
 from tunewright.search.space import Scalar, Space
 
@@ -32,6 +33,7 @@ class VendorSolver(CudaSolver):
 
     #: The library may choose another algorithm in another run.
     reproducible = False
+    paged = False
     #: whether the operation can write into given outputs; without an epilogue this saves a copy
     writes: ClassVar[bool] = False
     #: whether the operation may multiply on tensor cores
@@ -89,7 +91,7 @@ class VendorSolver(CudaSolver):
 
             def with_epilogue(queue: CudaQueue, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
                 if is_recording():  # a library call needs no compilation
-                    result = outputs[0].new_empty(out.physical, dtype=torch_dtype(between))
+                    result = outputs[0].new_empty([hint(d) for d in out.physical], dtype=torch_dtype(between))
                 else:
                     ins = [logical(x, t) for x, t in zip(inputs[:taken], types, strict=False)]
                     result = physical(operation(ins, None), out)

@@ -61,7 +61,7 @@ def _without_bias(problem: Problem) -> Problem | None:
     first, *others = problem.epilogue
     if first.op != "Add" or set(first.args) != {~0, 2} or any(~0 in step.args for step in others):
         return None
-    if len(w.dims) != 2 or len(x.dims) < 2 or min(x.size, w.size) < 1:
+    if len(w.dims) != 2 or len(x.dims) < 2 or any(size < 1 for size in (x.size, w.size)):
         return None
     if bias.dims != w.dims[1:] or bias.dtype is not x.dtype:
         return None

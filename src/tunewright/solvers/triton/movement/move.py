@@ -15,8 +15,11 @@ from typing import Any
 
 from tunewright.devices.base import Target
 from tunewright.devices.cuda.device import CudaDevice, CudaQueue
+from tunewright.ir.symbolic import greater, lesser
 from tunewright.ir.types import PLAIN, TensorType
 from tunewright.ops.internal.reorder import REORDER
+from tunewright.ops.onnx.tensors.slicing import limits
+from tunewright.ops.shapes import whole
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Missing, Problem
 from tunewright.solvers.cuda_kernel import Call, CudaSolver
@@ -43,7 +46,7 @@ class BoxAxis:
 
     @property
     def padded(self) -> bool:
-        return self.high >= 0
+        return not isinstance(self.high, int) or self.high >= 0
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def _numbers(problem: Problem, i: int) -> list[int] | str | None:
     if problem.input(i) is None:
         return None
     value = problem.value(i)
-    return Missing(f"input {i} is not constant") if value is None else [int(v) for v in value.reshape(-1)]
+    return Missing(f"input {i} is not constant") if value is None else [whole(v) for v in value.reshape(-1)]
 
 
 def _slice(x: TensorType, out: TensorType, steps: list[int], given: Sequence[list[int] | None]) -> list[MovedBox]:
@@ -145,7 +148,7 @@ def _slice(x: TensorType, out: TensorType, steps: list[int], given: Sequence[lis
     chosen = axes if axes is not None else range(len(starts))
     for axis, start, end, stride in zip(chosen, starts, ends, strides or [1] * len(starts), strict=True):
         axis %= len(x.dims)
-        low = slice(start, end, stride).indices(x.dims[axis])[0]
+        low = limits(start, end, stride, x.dims[axis])[0]
         first += low * steps[axis]
         steps[axis] *= stride
     return [_box(out, out.dims, steps, read=first)]
@@ -156,7 +159,7 @@ def _tile(x: TensorType, out: TensorType, steps: list[int], given: Sequence[list
     found = []
     for axis in physical_order(out, len(out.dims)):
         size = x.dims[axis]
-        found.append(BoxAxis(out.dims[axis] // max(size, 1), 0, write[axis] * size))
+        found.append(BoxAxis(out.dims[axis] // greater(size, 1), 0, write[axis] * size))
         found.append(BoxAxis(size, steps[axis], write[axis]))
     return [MovedBox(tuple(found))]
 
@@ -171,7 +174,7 @@ def _pad(x: TensorType, out: TensorType, steps: list[int], given: Sequence[list[
         head, size = heads.get(axis, 0), x.dims[axis]
         first -= head * steps[axis]
         padded = head > 0 or out.dims[axis] > size + head
-        low, high = (max(head, 0), max(0, min(out.dims[axis], size + head))) if padded else (0, -1)
+        low, high = (greater(head, 0), greater(0, lesser(out.dims[axis], size + head))) if padded else (0, -1)
         found.append(BoxAxis(out.dims[axis], steps[axis], write[axis], low, high))
     return [MovedBox(tuple(found), read=first)]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tunewright.devices.base import Target
 from tunewright.devices.cuda.device import CudaDevice, CudaQueue
+from tunewright.ir.symbolic import always_divides
 from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType
 from tunewright.search.space import Scalar, Space
 from tunewright.solvers.base import Config, Packing, Problem
@@ -128,7 +129,7 @@ def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any], adden
     columns, depth, rows = shape.columns, shape.depth, range(shape.rows)
     operands = [f"p{i}" for i in range(len(problem.main_inputs), len(problem.inputs))]
     pointers = ["x", "w", *(["bias"] if addend.given else []), *operands, "out"]
-    whole = columns % bn == 0
+    whole = always_divides(bn, columns)
     lines = [
         "@triton.jit", f"def kernel({', '.join(pointers)}):",
         f"    n = tl.program_id(0) * {bn} + tl.arange(0, {bn})",
@@ -136,7 +137,7 @@ def text(problem: Problem, shape: ProductShape, config: Mapping[str, Any], adden
         *(f"    acc{r} = tl.zeros(({bn}, {bk}), tl.float32)" for r in rows),
         f"    for at in tl.range(0, {depth}, {bk}, num_stages={stages}):",
     ]  # fmt: skip
-    inside = [] if depth % bk == 0 else [f"(at + k < {depth})"]
+    inside = [] if always_divides(bk, depth) else [f"(at + k < {depth})"]
     given = f", mask={inside[0]}, other=0.0" if inside else ""
     terms = [f"{term}[None, :]" for term in inside] + ([] if whole else [f"(n < {columns})[:, None]"])
     mask = f", mask={' & '.join(terms)}, other=0.0" if terms else ""

@@ -23,6 +23,7 @@ from tunewright.solvers.base import Array, Config, Kernel, Packing, Problem
 from tunewright.solvers.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
+from ..source.sizes_page import of_class
 from ..source.text import load, why_not_chain
 from . import precision
 from .product_cost import Gpu, best, estimate, params, possible, promising
@@ -92,6 +93,8 @@ class TritonProduct(CudaSolver):
         shape, addend, split = self.shape(problem), self.addend(problem), int(config["split"])
         bm, bn, programs = int(config["bm"]), int(config["bn"]), _programs(config, device.target)
         tiles, first = shape.tiles(bm, bn), len(problem.main_inputs)
+        # the memory engine's matrices have rows of a known size
+        wanted = "tiles" if of_class() else str(config.get("form", "tiles"))
         options = {"num_warps": int(config["warps"]), "num_stages": int(config["stages"])}
         scratch = tiles * bm * bn * split * 4 if split > 1 else 0
 
@@ -102,7 +105,7 @@ class TritonProduct(CudaSolver):
 
         def call(queue: CudaQueue, inputs: Any, outputs: Any) -> None:
             given = [inputs[0], inputs[1], *([inputs[2]] if addend.given else []), *inputs[first:], outputs[0]]
-            form = str(config.get("form", "tiles"))
+            form = wanted
             if form != "tiles" and any(x.device.type != "meta" and x.data_ptr() % ENGINE for x in given[:2]):
                 form = "tiles"  # a part of another tensor, at an address that the memory engine cannot read
             kernel, grid = made(form)
@@ -110,7 +113,7 @@ class TritonProduct(CudaSolver):
                 given += [queue.scratch(scratch).view(precision.float32()), queue.zeros(tiles)]
             kernel[grid](*given, **options)
 
-        made(str(config.get("form", "tiles")))
+        made(wanted)
         return call
 
 

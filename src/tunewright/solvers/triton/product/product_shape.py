@@ -189,7 +189,9 @@ def _between(sizes: tuple[int, ...], matrix: int) -> list[int]:
 def why_not_size(problem: Problem) -> str | None:
     """The reason why a static problem's sizes are unsupported, else None."""
     sizes = [t.size for t in (*problem.inputs, *problem.outputs) if isinstance(t, TensorType)]
-    return "is empty" if min(sizes) < 1 else "is too large" if max(sizes) >= MOST_ELEMENTS else None
+    if any(size < 1 for size in sizes):
+        return "is empty"
+    return "is too large" if any(size >= MOST_ELEMENTS for size in sizes) else None
 
 
 def _by_tap(weights: Array) -> Array:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tunewright.ir.symbolic import always_divides
 from tunewright.ir.types import TensorType
 from tunewright.solvers.base import Problem
 
@@ -145,7 +146,7 @@ def _sum(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[st
         x, column = f"x + part_of * {depth}", f"(part_of * {shape.columns} + {{n}})[None, :]"
     elif shape.batch:
         x, weights = (f"{at} + {_place(shape, i)}" for i, at in ((1, "x"), (2, "w")))
-    whole = [] if shape.rows % bm == 0 else [f"(m < {shape.rows})"]
+    whole = [] if always_divides(bm, shape.rows) else [f"(m < {shape.rows})"]
     if not engine or not shape.dense:
         emit(f"k = tl.arange(0, {bk})")
         if shape.dense:
@@ -166,7 +167,7 @@ def _sum(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[st
             at_b = f"step * {bk} + k"
         elif shape.dense:
             emit(f"at = step * {bk}")
-            inside = [f"((at + k) < {depth})[None, :]"] if depth % bk or beyond else []
+            inside = [f"((at + k) < {depth})[None, :]"] if beyond or not always_divides(bk, depth) else []
             terms = [f"({' & '.join(whole)})[:, None]"] * bool(whole) + inside
             first = f"tl.load(rows + (at + k[None, :]){_mask(terms)})"
             at_b = "at + k"
@@ -183,7 +184,7 @@ def _sum(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[st
                 tests += [f"(top + dy >= 0) & (top + dy < {shape.height})",
                           f"(left + dx >= 0) & (left + dx < {shape.width})"]  # fmt: skip
             inside = []
-            if depth % bk or beyond:
+            if beyond or not always_divides(bk, depth):
                 last = f" & (step < {number})" if beyond else ""
                 inside = [f"(((at + k) < {depth}){last})[None, :]"]
             terms = [f"({' & '.join(tests)})[:, None]"] * bool(tests) + inside
@@ -191,7 +192,7 @@ def _sum(emit: _Lines, problem: Problem, shape: ProductShape, config: Mapping[st
             first = f"tl.load(rows + ({place}){_mask(terms)})"
             at_b = f"tap * {depth} + at + k"
             mask_b = [term.replace("[None, :]", "[:, None]") for term in inside]
-        if shape.columns % bn:
+        if not always_divides(bn, shape.columns):
             mask_b.append(f"({{n}} < {shape.columns})[None, :]")
         second = f"tl.load({weights} + ({at_b})[:, None] * {shape.filters} + {column}{_mask(mask_b)})"
         if engine:

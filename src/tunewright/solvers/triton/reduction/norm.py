@@ -231,14 +231,14 @@ class TritonNormWriter:
                 "means = tl.load(there, mask=inside[:, None], other=0.0)",
                 f"counts = tl.minimum(tl.maximum({self.view.count} - number * {tile.each}, 0), {tile.each})"
                 f".to({self.real})",
-                f"mean = tl.sum(means * counts, 1) / {float(self.view.count)}",
+                f"mean = tl.sum(means * counts, 1) / {rows.real_text(self.view.count)}",
                 "powers += counts * (means - mean[:, None]) * (means - mean[:, None])",
             ]
         return [*lines, "power = tl.sum(powers, 1)"]
 
     # -- results ------------------------------------------------------------------------------------------------------
     def _norm(self) -> str:
-        epsilon, mean = number(self.form.epsilon), f"power / {float(self.view.count)}"
+        epsilon, mean = number(self.form.epsilon), f"power / {rows.real_text(self.view.count)}"
         if self.form.kind in ("layer", "rms"):
             return f"1.0 / tl.sqrt({mean} + {epsilon})"
         if self.form.kind == "deviation":
@@ -257,7 +257,8 @@ class TritonNormWriter:
     def _finish(self) -> str:
         problem, tile, form = self.problem, self.tile, self.form
         outputs = [tensor(t) for t in problem.outputs]
-        lines = [*tile.head(), *(self._joined() if tile.split > 1 else self._statistics(str(float(self.view.count))))]
+        count = rows.real_text(self.view.count)
+        lines = [*tile.head(), *(self._joined() if tile.split > 1 else self._statistics(count))]
         lines.append(f"norm = {self._norm()}")
         alone = " & (part == 0)" if tile.split > 1 else ""
         mean = "mean" if form.centred else "norm * 0.0"

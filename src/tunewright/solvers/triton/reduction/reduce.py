@@ -20,7 +20,7 @@ from tunewright.solvers.cuda_kernel import Call, CudaSolver
 from ..elementwise.elementwise import why_not_layouts
 from ..source import fold, rows
 from ..source.fold import TritonFold
-from ..source.rows import RowView, Tile, indented, tensor
+from ..source.rows import RowView, Tile, indented, real_text, tensor
 from ..source.text import NAMES, chain, load, why_not_chain
 
 _EXTREMA = frozenset({"ReduceMax", "ReduceMin"})
@@ -44,7 +44,7 @@ def fold_of(op: str, dtype: DType, count: int) -> TritonFold:
     plain, square = fold.total(dtype), fold.total(dtype, "v * v")
     return {
         "ReduceSum": plain,
-        "ReduceMean": plain.finished(f"total / {float(count)}"),
+        "ReduceMean": plain.finished(f"total / {real_text(count)}"),
         "ReduceLogSum": plain.finished("tl.log(total)"),
         "ReduceSumSquare": square,
         "ReduceL2": square.finished("tl.sqrt(total)"),
@@ -187,7 +187,7 @@ class TritonGlobalPool(Folding):
     def fold(self, problem: Problem) -> TritonFold:
         how = pool_fold(problem.op, tensor(problem.input(0)).dtype, int(problem.attrs.get("p", 2)))
         average = problem.op.endswith("AveragePool")
-        return how.finished(f"total / {float(self.view(problem).count)}") if average else how
+        return how.finished(f"total / {real_text(self.view(problem).count)}") if average else how
 
 
 def _axes(problem: Problem) -> tuple[int, ...] | str:

@@ -172,7 +172,7 @@ def _squeeze(problem: Problem, shape: SqueezeShape, config: Mapping[str, Any]) -
         f"    m = begin + at + tl.arange(0, {block})",
         f"    ok = (m < {shape.pixels})[:, None] & (c < {shape.channels})[None, :]",
         f"    total += tl.load(x + ({_place(problem, shape, 'm')}), mask=ok, other=0.0).to(tl.float32)",
-        f"average = tl.sum(total, axis=0) / {float(shape.pixels)}",
+        f"average = tl.sum(total, axis=0) / {rows.real_text(shape.pixels)}",
         f"h = tl.arange(0, {hidden})", f"ok = (c < {shape.channels})[:, None] & (h < {shape.hidden})[None, :]",
         f"b = tl.load(w + c[:, None] * {shape.hidden} + h[None, :], mask=ok, other=0.0).to(tl.float32)",
         f"here = found + (image * {shape.across(channels) * parts} + number) * {hidden} + h",

@@ -16,6 +16,7 @@ from typing import Any
 
 from tunewright.devices.base import Target
 from tunewright.devices.cuda.device import CudaQueue
+from tunewright.ir.symbolic import SymInt, greater, hint
 from tunewright.ir.types import DType, TensorType
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
@@ -41,6 +42,11 @@ BLOCKS = [1 << i for i in range(15)]
 def power(size: int) -> int:
     """The next power of two."""
     return 1 << max(0, size - 1).bit_length()
+
+
+def real_text(number: int) -> str:
+    """A whole number as one with a fraction; ``number`` may be a size of a class of shapes."""
+    return f"({number} * 1.0)" if isinstance(number, SymInt) else str(float(number))
 
 
 def cdiv(a: int, b: int) -> int:
@@ -130,7 +136,7 @@ class RowView:
 
     def tiles(self, rows: int) -> int:
         """Number of tiles over all rows."""
-        return self.rows // max(self.extent, 1) * cdiv(self.extent, rows)
+        return self.rows // greater(self.extent, 1) * cdiv(self.extent, rows)
 
 
 class Tile:
@@ -290,7 +296,7 @@ def scratch(queue: CudaQueue, count: int, real: str) -> Any:
     """``count`` numbers in the queue's scratch memory. ``real`` is "tl.float32", ..."""
     import torch
 
-    dtype = getattr(torch, real.removeprefix("tl."))
+    dtype, count = getattr(torch, real.removeprefix("tl.")), hint(count)
     return queue.scratch(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
 
 

@@ -34,9 +34,16 @@ NAMES = {
 MOST = 1024
 
 
-@lru_cache(MOST)
 def load(text: str, name: str = "kernel") -> Any:
     """The kernel of a text that one of our solvers wrote: ``load(text)[grid](*arguments, **constants)`` launches it."""
+    from .sizes_page import loader  # which needs Triton
+
+    return (loader() or load_alone)(text, name)
+
+
+@lru_cache(MOST)
+def load_alone(text: str, name: str = "kernel") -> Any:
+    """The kernel of a text for fixed sizes."""
     from triton import knobs
 
     if knobs.runtime.interpret:

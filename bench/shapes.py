@@ -3,10 +3,12 @@
 python bench/shapes.py                    text recogniser, text detector, MiniLM; against other engines
 python bench/shapes.py recogniser --sizes 200 --json figures.json
 python bench/shapes.py minilm detector --device CPU.INTEL        another device of ours, alone
+python bench/shapes.py --runs 5           each size five times in new processes: noise hits another size each time
 
-Engines have a process each and take turns: at each size all of them infer five times. ``extra`` is what the first
-inference took more than the median of later ones (the least of them would count noise as extra time); ``plans`` is how
-many ours made in all; ``memory`` is what the process held after the first size and after the last one.
+Engines have a process each and take turns: at each size all of them infer five times, behind one more inference at the
+size before, which finds the caches as another engine left them. ``extra`` is what the first inference at a size took
+more than the median of later ones (the least of them would count noise as extra time), the median of all runs;
+``plans`` is how many ours made in all; ``memory`` is what the process held after the first size and after the last one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ def main() -> int:
     options.add_argument("names", nargs="*", default=[*NETWORKS], help=", ".join(NETWORKS))
     options.add_argument("--sizes", type=int, default=50, help="new sizes of each network")
     options.add_argument("--device", default="CPU", help="of ours; other engines run beside CPU alone")
+    options.add_argument("--runs", type=int, default=1, help="processes of each engine, one after the other")
+    options.add_argument("--engines", nargs="*", default=ENGINES, choices=ENGINES, help="those that take turns")
     options.add_argument("--json", type=Path, metavar="FILE")
     given = options.parse_args()
     unknown = [name for name in given.names if name not in NETWORKS]
@@ -53,7 +57,8 @@ def main() -> int:
     print(engines.machine())
     report: dict[str, Any] = {}
     for name in given.names:
-        report[name] = sizes(name, given.sizes, given.device)
+        engines_here = given.engines if given.device == "CPU" else ["tunewright"]
+        report[name] = sizes(name, given.sizes, given.runs, engines_here, given.device)
         if given.json:
             given.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     return 0
@@ -78,37 +83,42 @@ def loaded(engine: str, model: bytes, device: str = "CPU") -> tuple[Run, Any]:
     return lambda feeds: {o.get_any_name(): np.array(v) for o, v in request.infer(feeds).items()}, None
 
 
-def sizes(name: str, count: int, device: str = "CPU") -> dict[str, Any]:
+def sizes(name: str, count: int, runs: int, chosen: Sequence[str], device: str) -> dict[str, Any]:
     """Extra milliseconds of the first inference at each of so many sizes, of every engine."""
-    run = ("tunewright", *(peers() if device == "CPU" else ()))
-    workers = {engine: started(__file__, engine, name, device) for engine in ENGINES if engine in run}
-    extra: dict[str, list[float]] = {engine: [] for engine in workers}
-    steady: dict[str, list[float]] = {engine: [] for engine in workers}
-    memory: dict[str, list[float]] = {engine: [] for engine in workers}
-    plans = 0
+    made = [one_run(name, count, chosen, device) for _ in range(runs)]
+    plans = made[0].pop("plans")
+    print(f"\n{name}: {count} new sizes, {plans} plans (ms; MB of the process, first and last)")
+    print(f"{'':12} {'extra, median':>14} {'quartiles':>14} {'worst':>8} {'steady':>8} {'memory':>14}")
+    found: dict[str, Any] = {}
+    for engine in made[0]:
+        extra, steady = (np.median([one[engine][key] for one in made], 0).tolist() for key in ("extra", "steady"))
+        held = made[0][engine]["memory"]
+        low, middle, high = statistics.quantiles(extra, n=4)
+        found[engine] = {"extra": extra, "steady": steady, "memory": held}
+        print(f"{engine:12} {middle:14.2f} {low:6.2f}..{high:6.2f} {max(extra):8.2f} {statistics.median(steady):8.2f} "
+              f"{held[0]:6.0f}..{held[-1]:6.0f}")  # fmt: skip
+    return {"plans": plans, **found}
+
+
+def one_run(name: str, count: int, chosen: Sequence[str], device: str) -> dict[str, Any]:
+    """What the engines take, each in a new process: extra and steady milliseconds and memory by size; our plans."""
+    workers = {
+        engine: started(__file__, engine, name, device) for engine in chosen if engine in ("tunewright", *peers())
+    }
+    found: dict[str, Any] = {engine: {"extra": [], "steady": [], "memory": []} for engine in workers}
     try:
         for number in range(count + FIRST):
             for engine, worker in workers.items():
                 first, *later = worker.ask("next")["times"]
-                memory[engine].append(worker.memory().get("resident_mb", 0.0))
+                found[engine]["memory"].append(worker.memory().get("resident_mb", 0.0))
                 if number >= FIRST:
-                    usual = statistics.median(later)
-                    extra[engine].append(first - usual)
-                    steady[engine].append(usual)
-        plans = workers["tunewright"].ask("plans")["plans"]
+                    found[engine]["extra"].append(first - statistics.median(later))
+                    found[engine]["steady"].append(statistics.median(later))
+        plans = workers["tunewright"].ask("plans")["plans"] if "tunewright" in workers else 0
+        return {"plans": plans, **found}
     finally:
         for worker in workers.values():
             worker.stop()
-    print(f"\n{name}: {count} new sizes, {plans} plans (ms; MB of the process, first and last)")
-    print(f"{'':12} {'extra, median':>14} {'quartiles':>14} {'worst':>8} {'steady':>8} {'memory':>14}")
-    found: dict[str, Any] = {}
-    for engine in workers:
-        low, middle, high = statistics.quantiles(extra[engine], n=4)
-        worst, typical, held = max(extra[engine]), statistics.median(steady[engine]), memory[engine]
-        found[engine] = {"extra": extra[engine], "steady": steady[engine], "memory": held}
-        print(f"{engine:12} {middle:14.2f} {low:6.2f}..{high:6.2f} {worst:8.2f} {typical:8.2f} "
-              f"{held[0]:6.0f}..{held[-1]:6.0f}")  # fmt: skip
-    return {"plans": plans, **found}
 
 
 def peers() -> list[str]:
@@ -134,12 +144,14 @@ def work(engine: str, name: str, device: str) -> int:
     """In a worker's process: five inferences at the next size for each line."""
     load, draw = NETWORKS[name]
     run, compiled = loaded(engine, load(), device)
-    rng, seen = np.random.default_rng(0), set[tuple[Any, ...]]()
+    rng, seen, feeds = np.random.default_rng(0), set[tuple[Any, ...]](), None
     print(json.dumps({}), flush=True)
     for line in sys.stdin:
         if line.strip() == "plans":
             print(json.dumps({"plans": len(compiled.program.plans)}), flush=True)
             continue
+        if feeds is not None:
+            run(feeds)
         while True:
             feeds = draw(rng)
             shape = tuple(a.shape for a in feeds.values())

@@ -66,6 +66,26 @@ def test_garbage_is_not_looked_for_meanwhile(enabled: bool) -> None:
         (gc.enable if before else gc.disable)()
 
 
+class _Node:
+    """What Python's search for garbage looks at."""
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_was_made_meanwhile_is_not_looked_through_afterwards(frozen: bool) -> None:
+    before = gc.isenabled()
+    gc.enable()
+    (gc.freeze if frozen else gc.unfreeze)()  # the tests freeze what they begin with
+    try:
+        with uncollected():
+            made = [_Node() for _ in range(10)]
+        young = {id(one) for one in (*gc.get_objects(0), *gc.get_objects(1))}
+        assert all(id(one) in young for one in made) is frozen
+        assert bool(gc.get_freeze_count()) is frozen, "what an application froze has thawed"
+    finally:
+        gc.freeze()
+        (gc.enable if before else gc.disable)()
+
+
 SPECIAL = np.array(
     [0.0, -0.0, 1.0, 65504.0, 65519.0, 65520.0, 1e6, -1e9, 3.4e38, 1e-8, 6e-8, 1e-40, np.inf, -np.inf, np.nan],
     np.float32,

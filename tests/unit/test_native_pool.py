@@ -112,6 +112,35 @@ def test_times_of_steps() -> None:
         assert times[1::2].sum() <= whole and before <= times[0] - times[1::2].sum()
 
 
+def test_who_slept_through_a_long_first_step_is_called_for_short_ones() -> None:
+    """Steps that are too short to wake somebody for are worth it together."""
+    table, pool = Table([(1,), *[(4,)] * 1500], 2), crowded()
+    table.words[[begin + 1 for begin in table.begins]] = [1_000_000, *[5_000] * 1500]
+    runner = pool.runner(table.words)
+    runner()
+    assert table.costs[1:].max() * 4 / 1024 < 100 * pool.ticks_per_us, "this machine is too slow"
+    helped = []
+    for _ in range(30):
+        time.sleep(0.01)  # workers fall asleep
+        before = sum(map(_processor_time, _workers()))
+        begin = time.perf_counter()
+        runner()
+        helped.append((sum(map(_processor_time, _workers())) - before) / (time.perf_counter() - begin))
+        if helped[-1] > 0.3:
+            return
+    pytest.fail(f"workers helped for {max(helped):.0%} of the time")
+
+
+def _workers() -> list[int]:
+    """The threads of all pools."""
+    tasks = Path("/proc/self/task")
+    return [int(task.name) for task in tasks.iterdir() if (task / "comm").read_text().startswith("tunewright-0")]
+
+
+def _processor_time(thread: int) -> float:
+    return time.clock_gettime((~thread << 3) | 6)  # CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
+
+
 @pytest.mark.parametrize("slice", [0, 1, 50])
 @pytest.mark.parametrize("limit", [1, 2, 8])
 def test_runs_in_slices(slice: int, limit: int) -> None:

@@ -324,6 +324,65 @@ def test_nothing_is_compiled_behind_the_first_shapes(monkeypatch: pytest.MonkeyP
         request.infer({"x": np.zeros((2, int(n), 8), np.float32)})
 
 
+def test_costs_of_launches_grow_with_sizes() -> None:
+    """The pool learns only that launches are shorter: what it learned at small sizes is too little for large ones."""
+    compiled = tunewright.Core().compile_model(sentence(3), "CPU")
+    request = compiled.create_infer_request()
+    small, large = (np.zeros((2, n, 8), np.float32) for n in (6, 60))
+    for _ in range(3):
+        request.infer({"x": small})
+    ((_, frame),) = request.executor.frames()
+    (bound,) = (one.bound for one in frame.segments)
+    known = np.array(bound.costs())
+    frame.fit([large])
+    expected = np.array(bound.costs())
+    assert known.any() and (expected[known > 100] >= 9 * known[known > 100]).all()
+    request.infer({"x": large})
+    frame.fit([small])
+    assert (np.array(bound.costs()) <= expected).all(), "smaller sizes change nothing"
+
+
+@pytest.mark.parametrize("channels", [3, 5, 12])
+def test_plain_convolutions_serve_all_sizes(channels: int) -> None:
+    """Their tables of offsets are made for each size."""
+    b = Build(channels)
+    x = b.add("Conv", "x", b.weight(7, channels, 3, 5), b.weight(7), pads=[1, 2, 1, 2], strides=[1, 2])
+    x = b.add("ConvTranspose", b.add("Relu", x), b.weight(7, 3, 4, 4), strides=[2, 2], pads=[1] * 4)
+    model = b.model({"x": (FLOAT, ["batch", channels, "h", "w"])}, x)
+    shapes = [(2, channels, h, w) for h, w in [(20, 30), (17, 64), (40, 25), (33, 90)]]
+    compare(model, shapes, 1)
+    compiled = tunewright.Core().compile_model(model, "CPU")
+    for shape in shapes:
+        compiled({"x": np.zeros(shape, np.float32)})
+    (plan,) = compiled.program.plans
+    assert plan.template is not None and [plan.template.misses((2, *shape[2:])) for shape in shapes] == [0] * 4
+
+
+def test_requests_run_while_a_plan_for_far_sizes_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = tunewright.Core().compile_model(sentence(3), "CPU")
+    request, made, may_end = compiled.create_infer_request(), threading.Event(), threading.Event()
+    request.infer({"x": np.zeros((2, 8, 8), np.float32)})
+    typed = type(compiled.program)._typed
+
+    def slow(*arguments: Any) -> Any:
+        made.set()
+        assert may_end.wait(60)
+        return typed(*arguments)
+
+    monkeypatch.setattr(type(compiled.program), "_typed", slow)
+    request.infer({"x": np.zeros((2, 80, 8), np.float32)})
+    assert made.wait(60), "no plan is made beside"
+    for n in (70, 9, 30, 90):  # they wait for nothing
+        request.infer({"x": np.zeros((2, n, 8), np.float32)})
+    assert len(compiled.program.plans) == 1
+    may_end.set()
+    (thread,) = (one for one in threading.enumerate() if one.name == "tunewright-plans")
+    thread.join(60)
+    assert len(compiled.program.plans) == 2
+    new = compiled.program.plans[-1]
+    assert request.executor.has(new), "the next inference would make its memory"
+
+
 def test_a_forked_child_makes_plans_although_the_parent_was_making_one() -> None:
     code = """
 import json, os, threading, time

@@ -60,10 +60,11 @@ class CQueue(Queue):
         self.scratch: dict[int, Any] = {}
 
     def borrow(self, device: CDevice, number: int, nbytes: int) -> Any:
-        """Scratch memory for a kernel: those of a queue run one after the other, and share what has one number."""
+        """Scratch memory for a kernel: those of a queue run one after the other, and share what has one number. Memory
+        that grows has some to spare, since sizes that change grow again."""
         held = self.scratch.get(number)
         if held is None or held.nbytes < nbytes:
-            held = self.scratch[number] = device.alloc(nbytes)
+            held = self.scratch[number] = device.alloc(nbytes if held is None else nbytes * 5 // 4)
         return held
 
     @property

@@ -95,6 +95,8 @@ class Sizes:
     place: Callable[[Whole], int]
     #: kernels for only these sizes, by the kernels that they replace
     posed: Mapping[Kernel, Kernel] = field(default_factory=dict)
+    #: the sizes that are open in the plan
+    of: tuple[int, ...] = ()
 
 
 class Executable(ABC):

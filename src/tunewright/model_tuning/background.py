@@ -26,6 +26,7 @@ from ..measure.child_process import ChildProcess, Lost
 from ..plugins.batching.streams import sample
 from ..runtime.insight import background as runtime
 from ..runtime.insight.background import BackgroundStatus, BackgroundTuning, Report
+from ..runtime.plans.load_phases import yielding
 from ..runtime.requests.request import DeviceModel
 from ..runtime.requests.request_meter import ModelMeter
 from ..settings import Settings, child_environment
@@ -281,7 +282,7 @@ class _Tuning(BackgroundTuning):
             if known is not None:
                 known.seconds = seconds
             elif (plan := swaps.plan_of(model, types)) is not None and len(self._shapes) < 4 * MOST_SHAPES:
-                with swaps.yielding():
+                with yielding():
                     layers = swaps.layers_of(model, types, plan)
                 self._shapes.append(_Shape(types, layers, seconds))
         self._shapes.sort(key=lambda shape: -shape.seconds)

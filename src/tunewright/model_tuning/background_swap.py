@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import enum
 import logging
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -31,7 +29,7 @@ from ..measure.ceilings import work_of
 from ..passes.base import run_passes
 from ..passes.standard import SPECIALISE
 from ..runtime.insight.explain import steps
-from ..runtime.plans.load_phases import uncollected
+from ..runtime.plans.load_phases import uncollected, yielding
 from ..runtime.plans.plan import Plan
 from ..runtime.requests.plan_trial import PlanTrial
 from ..runtime.requests.request import DeviceModel
@@ -55,8 +53,6 @@ FAR_SLOWER, EARLY = 1.5, 4
 SEEMS_SLOWER = 0.99
 #: Assumed operations and bytes per second, only used to compare layers with each other.
 FLOPS, BANDWIDTH = 2e11, 2e10
-#: Switch interval of Python's threads while a plan is made; by default it is 5 ms, and requests would wait that long.
-INTERVAL = 0.3e-3
 
 
 class TrialVerdict(enum.Enum):
@@ -284,21 +280,6 @@ def _in_network(before: Measurement, gain: Ratio) -> Measurement:
         before.evidence, gain=gain, control=Ratio.one(), confirmed=True, regime="network", copies=1, nbytes=0
     )
     return replace(before, evidence=evidence, date=now())
-
-
-_SWITCHING = threading.Lock()
-
-
-@contextmanager
-def yielding() -> Iterator[None]:
-    """Let requests of other threads get the interpreter quickly while a plan is made, which runs much Python code."""
-    with _SWITCHING:
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(min(before, INTERVAL))
-        try:
-            yield
-        finally:
-            sys.setswitchinterval(before)
 
 
 class OwnRuns:

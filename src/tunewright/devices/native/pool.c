@@ -87,6 +87,7 @@ struct slot {
   u32 begun;         /* 1 + the one that runs; 0: none */
   u64* row;
   u64 pause[ARGUMENTS]; /* a row of its own, where a slice ends between control rows */
+  u64 called;        /* when workers were called last, or the run began */
   int items, parts, least, most;
 };
 
@@ -193,12 +194,15 @@ static void publish(struct pool* p, struct slot* s, u64* row) {
   POKE(&s->wanted, parts > 1);
   u64 run = (u64)PEEK(&s->run) << 32;
   int cpu = PEEK(&s->cpu), joined = PEEK(&s->joined); /* behind the last part the slot may be another run's */
+  u64 now = ticks();
+  /* who looks for work sees this step; who fell asleep is worth waking for a long one, and behind 100 us without help */
+  int calls = parts - 1 > joined && PEEK(&p->busy) < p->cores
+              && (!cost || all > p->us * 100 || (i64)(now - s->called) > (i64)(p->us * 100));
+  if (calls) s->called = now;
   for (int k = 0; k < parts; k++) STORE(&s->part[k][0], run | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
   announce(s);
-  if (parts - 1 <= joined) return;
-  /* who looks for work sees this; who fell asleep is worth waking for a long step only */
-  if (!cost || all > p->us * 100) call_workers(p, parts - 1 - joined, cpu);
-  else ADD(&p->sequence, 1);
+  if (calls) call_workers(p, parts - 1 - joined, cpu);
+  else if (parts - 1 > joined) ADD(&p->sequence, 1);
 }
 
 /* times: when the last note was taken, then for each step the ticks that it took and how often it ran. */
@@ -559,6 +563,7 @@ static int run_slice(struct pool* p, struct run* r) {
     POKE(&s->cpu, PEEK(&p->pinned) ? sched_getcpu() : -1);
     POKE(&s->cancelled, 0);
     s->step = s->begun = 0;
+    s->called = ticks();
     s->pause[ENTRY] = (u64)nothing;
     s->pause[GRID_X] = s->pause[GRID_Y] = s->pause[ITEMS] = 1;
     POKE(&s->wanted, 0);

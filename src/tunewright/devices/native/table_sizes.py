@@ -106,6 +106,12 @@ class _Found:
     scratch: list[tuple[int, int]]
 
 
+#: how much longer than known a launch may take when its cost was learned at unknown sizes
+_FAR = 8.0
+#: the most that a launch is expected to cost: that of one that does not run would grow for ever
+_MOST_COST = 2.0**40
+#: growth of sizes that is worth correcting the costs of launches for
+_GROWN = 1.25
 #: bases of words: nothing is added, and where the arena begins; others are those of regions
 _NOTHING, _ARENA = 0, 1
 
@@ -122,6 +128,9 @@ class OwnMemory:
         self._tables = [_Constant(linked.number(at), table) for at, table in open.tables]
         #: where the arguments of each launch of a kernel begin
         self._begins = {one: [linked.number(Argument(step, 0)) for step in one.steps] for one in open.placed}
+        #: where the costs of all launches stand, and the sizes at which they were learned
+        self._costs = np.array([b - 1 for begins in self._begins.values() for b in begins], np.intp)
+        self._learned_at: tuple[int, ...] = ()
         #: where the addresses of its scratch memory stand, which share one number in all kernels
         self._scratch = {
             (one, name): (number, [linked.number(at) for at in places])
@@ -176,7 +185,20 @@ class OwnMemory:
                 assert isinstance(instead, CKernel)
                 self._write(one, instead)
         self._posed = sizes.posed
+        self._expect(sizes.of)
         self._borrow_more(found.scratch, values)
+
+    def _expect(self, sizes: tuple[int, ...]) -> None:
+        """Correct the costs of launches for larger sizes: the pool only ever learns that they are lower. Where they are
+        too low, it neither calls workers nor divides the work well."""
+        before, growth = self._learned_at, 1.0
+        for size, known in zip(sizes, before, strict=False):
+            growth *= max(1.0, size / known)
+        if before and growth < _GROWN:
+            self._learned_at = tuple(map(min, sizes, before))
+            return
+        costs = np.minimum(self._table[self._costs] * (growth if before else _FAR), _MOST_COST)
+        self._table[self._costs], self._learned_at = costs.astype(np.uint64), sizes
 
     def _find(self, sizes: Sizes, words: Sequence[tuple[int, int]]) -> _Found:
         place = sizes.place

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tunewright.ir.graph import Graph, Node, Value
+from tunewright.ir.symbolic import SymInt
 from tunewright.ir.types import NHWC, PLAIN, DType, TensorType
 from tunewright.ops import lookup
 from tunewright.ops.base import Operand
@@ -362,7 +363,8 @@ def _cut(view: PartialView, node: Node, result: Value, type: TensorType, dims: t
 def _repeats(node: Node, dims: tuple[int, ...], made: tuple[int, ...]) -> bool:
     """Whether a Resize repeats each element as often as the result is larger, according to the reference's tables."""
     values = [None if v is None else v.const for v in (node.input(i) for i in (1, 2, 3))]
-    if node.attrs.get("mode", "nearest") != "nearest" or any(b % a for a, b in zip(dims, made, strict=True)):
+    rests = [b % a for a, b in zip(dims, made, strict=True)]
+    if node.attrs.get("mode", "nearest") != "nearest" or any(isinstance(r, SymInt) or r for r in rests):
         return False
     if any(node.input(i) is not None and value is None for i, value in zip((1, 2, 3), values, strict=True)):
         return False

@@ -1,12 +1,17 @@
-"""Where the time of a load goes."""
+"""Where the time of a load goes, and what making a plan does to others meanwhile."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+#: Switch interval of Python's threads while a plan is made; by default it is 5 ms, and requests would wait that long.
+INTERVAL = 0.3e-3
+_SWITCHING = threading.Lock()
 
 
 class Phases:
@@ -32,7 +37,10 @@ class Phases:
 @contextmanager
 def uncollected() -> Iterator[None]:
     """No search for garbage meanwhile. A load makes tens of thousands of objects that stay: Python would look through
-    all of the process for them, torch's included (0.1 to 0.2 s)."""
+    all of the process for them, torch's included (0.1 to 0.2 s).
+
+    Nor does the next request look through them: they join the oldest generation, which takes no search.
+    """
     if not gc.isenabled():
         yield
         return
@@ -40,4 +48,20 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():  # else objects that the application has frozen would thaw
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
+
+
+@contextmanager
+def yielding() -> Iterator[None]:
+    """Let requests of other threads get the interpreter quickly while a plan is made, which runs much Python code. One
+    thread at a time."""
+    with _SWITCHING:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(min(before, INTERVAL))
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(before)

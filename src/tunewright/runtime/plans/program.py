@@ -8,7 +8,8 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor as Threads
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -34,10 +35,11 @@ from tunewright.settings import Settings
 from tunewright.solvers.base import Array, Kernel, Packing, Problem
 from tunewright.tuning.tuner import Choice, Tuner
 
-from .load_phases import Phases, uncollected
+from .load_phases import Phases, uncollected, yielding
 from .plan import Counts, Plan
 
 if TYPE_CHECKING:
+    from ..requests.executor import Executor
     from .template import Traced
 
 LOG = logging.getLogger("tunewright")
@@ -45,6 +47,8 @@ LOG = logging.getLogger("tunewright")
 MOST_ATTEMPTS = 2
 #: how many times as large or small sizes are for which another plan would do better
 FAR = 8.0
+#: seconds until a plan is begun that nobody waits for
+SOON = 0.05
 #: shapes that are remembered, for which plans were made beside what runs
 MOST_BESIDE = 256
 
@@ -91,6 +95,10 @@ class Environment:
         known.update({_name_of(choice, problem): kernel for choice, problem, kernel in kernels})
         return replace(self, tuner=tuner, kernels=known, _on_host=None, phases=Phases(), _lock=threading.Lock())
 
+    def giving_way(self) -> Environment:
+        """The same for a plan that is made while requests run: compilers give way to them."""
+        return replace(self.beside(self.tuner, ()), settings=replace(self.settings, gpu_host_task_priority="LOW"))
+
     def posed(self, choice: Choice, before: Kernel, problem: Problem) -> Kernel:
         """The kernel for a problem of a class of shapes: as chosen before, unless that does not solve it."""
         if self.tuner.why_not(choice.solver, problem, self.device) is not None:
@@ -123,7 +131,7 @@ class Environment:
         with build_options.using(self.settings), kernel_cache.using(KernelCache.of(self.settings)):
             yield
 
-    def pack(self, packing: Packing, constant: Array, pool: Executor, keep: bool = True) -> Packed:
+    def pack(self, packing: Packing, constant: Array, pool: Threads, keep: bool = True) -> Packed:
         """A constant rearranged for a kernel, by one of a pool's threads; equal wishes share one.
 
         Unless it is to ``keep`` the constant, nobody else will want it before it was read again.
@@ -219,6 +227,9 @@ class Program:
         self.retired: tuple[weakref.ref[Plan], ...] = ()
         #: one is being made beside what runs, or could not be made
         self._growing = threading.Event()
+        self._beginning = threading.Lock()
+        #: what has memory for some of the plans
+        self._executors: WeakSet[Executor] = WeakSet()
         #: what was begun beside what runs: by whom, and for which types
         self._made_beside: OrderedDict[tuple[str, tuple[Type | None, ...]], None] = OrderedDict()
         self._live.add(self)
@@ -232,6 +243,7 @@ class Program:
         """Who held a lock in the parent of a fork is not here."""
         for program in list(cls._live):
             program._lock, program.env._lock = threading.Lock(), threading.Lock()
+            program._beginning = threading.Lock()
             program._growing.clear()
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
@@ -287,6 +299,10 @@ class Program:
 
         Requests need not wait for it: nothing is held while it is made. ModelError where weights are gone for good.
         """
+        return self._typed(self._copy(), types, env, False, None)
+
+    def _copy(self) -> Graph:
+        """The graph with its weights, for a plan that is made beside what runs. ModelError where they are gone."""
         with self._lock:
             graph = self.graph.clone()
             origins = [self._stored.get(value) for value in self.graph.constants()]
@@ -298,7 +314,7 @@ class Program:
                     "its weights are no longer in memory, so no other plan can be made",
                     hint="compile it with TUNING_MODE = TUNING_BACKGROUND, or compile a Model instead of a path",
                 )
-        return self._typed(graph, types, env, False, None)
+        return graph
 
     def adopt(self, types: tuple[Type | None, ...], plan: Plan) -> None:
         """Serve these input types with a plan from the next inference on."""
@@ -373,34 +389,54 @@ class Program:
     def _begin(self, make: Callable[[tuple[Type | None, ...]], None], inputs: Sequence[Any]) -> None:
         """Make a plan for inputs like these beside what runs, once."""
         types = tuple(type_of(v) for v in inputs)
-        with self._lock:
+        with self._beginning:  # not the lock that others hold while they make a plan
             if (make.__name__, types) in self._made_beside:
                 return
             self._made_beside[make.__name__, types] = None
             while len(self._made_beside) > MOST_BESIDE:
                 self._made_beside.popitem(last=False)
-        threading.Thread(target=make, args=(types,), name="tunewright-plans", daemon=True).start()
+        thread = threading.Timer(SOON, make, (types,))  # behind the request that asks for it
+        thread.name, thread.daemon = "tunewright-plans", True
+        thread.start()
 
     def _serve_exactly(self, types: tuple[Type | None, ...]) -> None:
         """Make a plan for these very shapes, for which something was measured, and serve them with it from then on."""
         try:
-            self.adopt(types, self.beside(types, self.env))
+            with yielding(), uncollected():
+                plan = self.beside(types, self.env.giving_way())
+                self._prepare(plan)
+            self.adopt(types, plan)
         except TunewrightError as error:
             LOG.debug("%s: no plan for the shapes that were measured: %s", self.graph.name, error)
 
     def _grow(self, types: tuple[Type | None, ...]) -> None:
         """Make one more plan for the class of shapes that these are of, while others run."""
-        with self._lock:
-            made = self._traced(types)
+        with yielding(), uncollected():
+            made = self._traced(types, beside=True)
             if made is not None:
+                self._prepare(made)
+        if made is not None:
+            with self._lock:
                 self._add(made)
                 self._last = None
-                self._growing.clear()
+            self._growing.clear()
+
+    def runs_in(self, executor: Executor) -> None:
+        """An executor has memory for some of the plans."""
+        with self._beginning:
+            self._executors.add(executor)
+
+    def _prepare(self, plan: Plan) -> None:
+        """Have memory for a plan in all executors, so that no inference waits for that."""
+        with self._beginning:
+            executors = list(self._executors)
+        for executor in executors:
+            executor.prepare(plan)
 
     def _symbol_of(self, types: Sequence[Type | None]) -> Callable[[int, int], str | None]:
         """Names the symbols of sizes that change: those that are declared open, or that were other ones before."""
         declared = [v.type.shape if isinstance(v.type, TensorType) else None for v in self.graph.inputs]
-        seen = [key for key in self._plans if [_kind(t) for t in key] == [_kind(t) for t in types]]
+        seen = [key for key in list(self._plans) if [_kind(t) for t in key] == [_kind(t) for t in types]]
 
         def symbol_of(at: int, axis: int) -> str | None:
             shape = declared[at]
@@ -414,8 +450,8 @@ class Program:
 
         return symbol_of
 
-    def _traced(self, types: tuple[Type | None, ...]) -> Plan | None:
-        """A plan for the class of shapes that these are of."""
+    def _traced(self, types: tuple[Type | None, ...], beside: bool = False) -> Plan | None:
+        """A plan for the class of shapes that these are of; ``beside``: requests run meanwhile, and nothing is held."""
         from .template import Traced, Untraceable, symbolic
 
         if len(types) != len(self.graph.inputs):
@@ -425,6 +461,8 @@ class Program:
             trace, pattern, made = symbolic(types, self._symbol_of(types), names, grows)
             if not pattern.symbols:
                 return None
+            if beside:
+                return self._typed(self._copy(), tuple(made), self.env.giving_way(), False, Traced(trace, pattern))
             return self._make(tuple(made), only=False, traced=Traced(trace, pattern))
         except Untraceable as reason:
             LOG.debug("%s: a plan for each shape: %s", self.graph.name, reason)

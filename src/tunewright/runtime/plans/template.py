@@ -355,7 +355,7 @@ class Template:
             posed[one.kernel] = kernel
         if values[self._arena_bytes] > self._most_bytes:
             return None  # making a plan says so
-        return Fit(Sizes(values, self.formulas.place, posed), values[self._arena_bytes])
+        return Fit(Sizes(values, self.formulas.place, posed, sizes[:-1]), values[self._arena_bytes])
 
     def _posed(self, one: OpenKernel, values: Sequence[int]) -> Any:
         """The kernel for these sizes; None where it wants something else than the plan has."""

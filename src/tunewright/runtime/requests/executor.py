@@ -81,7 +81,10 @@ class Executor:
         plan = plan or program.plan_for(inputs)
         if stay is not None and plan.template is not None and plan.template.states:
             plan, sizes = program.plan(tuple(type_of(value) for value in inputs)), None  # results that grow are views
-        frame = self._frames.get(plan) or self.prepare(plan)
+        frame = self._frames.get(plan)
+        if frame is None:
+            program.runs_in(self)
+            frame = self.prepare(plan)
         inputs, values = frame.take(inputs, stay is None, sizes)
         if frame.decision is not None and stay is None and profiler_ranges.active is None:
             known = frame.decision(inputs)

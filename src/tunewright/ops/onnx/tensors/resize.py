@@ -18,6 +18,9 @@ from tunewright.ops.numeric import limits, narrow, wide
 from tunewright.ops.samples import model as samples_model
 from tunewright.ops.samples.base import with_samples
 
+#: How far from the middle of two elements a place is still in the middle: its last bit does not decide.
+TIE = 1e-6
+
 
 # -- sizes ------------------------------------------------------------------------------------------------------------
 def _axes(attrs: Attrs, rank: int) -> list[int]:
@@ -105,12 +108,14 @@ def _source(x: Array, size: int, scale: float, mode: str, roi: tuple[float, floa
 
 
 def _nearest(x: Array, mode: str) -> Array:
+    """Round as ONNX Runtime does, for which a place within `TIE` of the middle is the middle."""
+    below = np.floor(x)
     if mode == "round_prefer_floor":
-        return np.ceil(x - 0.5)
+        return below + (x - below >= 0.5 + TIE)
     if mode == "round_prefer_ceil":
-        return np.floor(x + 0.5)
+        return below + (x - below > 0.5 - TIE)
     if mode == "floor":
-        return np.floor(x)
+        return below
     if mode == "ceil":
         return np.ceil(x)
     raise ValueError(f"nearest_mode {mode!r} is unknown")
@@ -269,8 +274,8 @@ def steps(
     found = []
     for k, axis in sorted(enumerate(axes), key=lambda pair: (factor[pair[1]], -pair[1])):
         part = (float(roi[k]), float(roi[k + len(axes)])) if crop and roi is not None else (0.0, 1.0)
-        is_open = math.isnan(factor[axis])
-        if output[axis] != dims[axis] or (factor[axis] != 1.0 and not is_open) or part != (0.0, 1.0):
+        # An open length may be that of the input at some sizes: it is resized there as well.
+        if factor[axis] != 1.0 or output[axis] != dims[axis] or part != (0.0, 1.0):
             found.append(ResizeStep(axis, output[axis], factor[axis], part))
     return found
 

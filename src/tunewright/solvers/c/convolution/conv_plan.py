@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tunewright.devices.base import Target
+from tunewright.devices.c_kernel import ConstantTable
 from tunewright.ir.symbolic import greater, lesser
 from tunewright.ir.types import DType
 from tunewright.search.space import Scalar, Space
@@ -162,7 +163,11 @@ def _banded(made: SlabPlan, rows: int, columns: int) -> SlabPlan:
 
 def _share(whole: int, least: int, fits: Callable[[int], bool]) -> int:
     """The largest of equal shares of ``whole`` that fits, but not smaller than ``least``."""
-    few, many = 1, greater(1, -(-whole // least))
+    few, many, most = 1, 1, greater(1, -(-whole // least))
+    while not fits(-(-whole // many)) and many < most:  # plain numbers: fewer decisions depend on an open size
+        few, many = many + 1, 2 * many
+    if many > most:
+        many = most
     while few < many:
         half = (few + many) // 2
         few, many = (few, half) if fits(-(-whole // half)) else (half + 1, many)
@@ -253,7 +258,7 @@ def _tap_order(made: SlabPlan) -> list[list[int]]:
     return order
 
 
-def table(made: SlabPlan) -> Array:
+def table(made: SlabPlan) -> ConstantTable:
     """Three lists: where the taps of each phase begin, with their number at the end; the taps in that order; and
     offsets.
 
@@ -262,12 +267,16 @@ def table(made: SlabPlan) -> Array:
     order = _tap_order(made)
     first = np.cumsum([0, *map(len, order)])
     _, height, width = made.axes
-    plane = height.slots * width.slots
-    offsets = np.array([
-        d[1] * height.phases * width.phases * plane + d[2] * height.phases * width.phases * plane
-        + (h[1] * width.phases + w[1]) * plane + h[2] * width.slots + w[2]
+    # of each tap: whole planes, rows and slots in front of it
+    places = np.array([
+        ((d[1] + d[2]) * height.phases * width.phases + h[1] * width.phases + w[1], h[2], w[2])
         for d, h, w in itertools.product(*(a.taps for a in made.axes))
     ], np.int64)  # fmt: skip
-    channels = np.arange(made.inputs)[:, None] * made.channel_slots
-    parts = [(channels + offsets[chosen]).reshape(-1) for chosen in order]
-    return np.concatenate([first, *order, *parts]).astype(np.int32)
+    channels = np.arange(made.inputs)[:, None]
+
+    def make(rows: int, columns: int, channel: int) -> Array:
+        offsets = places @ np.array([rows * columns, columns, 1])
+        parts = [(channels * channel + offsets[chosen]).reshape(-1) for chosen in order]
+        return np.concatenate([first, *order, *parts]).astype(np.int32)
+
+    return ConstantTable.of(make, [height.slots, width.slots, made.channel_slots])

@@ -19,7 +19,7 @@ from tunewright.ir.symbolic import lesser
 from tunewright.ir.types import DType
 from tunewright.solvers.base import Config, Problem, tensor
 
-from ..source.emit import COMPUTE, ConstantTable, EmittedLaunch, In, Out, Scratch, Source
+from ..source.emit import COMPUTE, EmittedLaunch, In, Out, Scratch, Source
 from ..source.epilogue import Epilogue
 from .conv_plan import SlabPlan, compute_dtype, lanes, table
 
@@ -181,7 +181,7 @@ def calls(problem: Problem, made: SlabPlan, config: Config, target: Target, spec
 
 def _geometry(source: Source, made: SlabPlan, items: int) -> None:
     """Declares the table and the dimensions that every kernel here reads."""
-    source.buffer("table", DType.INT32, ConstantTable(table(made)))
+    source.buffer("table", DType.INT32, table(made))
     source.dims(
         IC=made.inputs, OC=made.outputs, GROUPS=made.groups, BLOCKS=made.blocks, TAPS=made.window.taps,
         PHASES=math.prod(made.output_phases), ITEMS=items,

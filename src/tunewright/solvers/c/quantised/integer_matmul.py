@@ -230,8 +230,8 @@ for (int k = 0; k < 2 * STEPS; k++)
         source.dims(ROW_TILES=row_tiles, COLUMN_TILES=column_tiles)
         batched = shape.batches > 1
         if batched:
-            source.buffer("a_batch", DType.INT32, ConstantTable(shape.a_index))
-            source.buffer("b_batch", DType.INT32, ConstantTable(shape.b_index))
+            for name, matrices in zip(("a_batch", "b_batch"), shape.indices, strict=True):
+                source.buffer(name, DType.INT32, ConstantTable(matrices))
         body = _direct(zero is not None, weights.pending) if direct else _widened(batched)
         sum_of = "row_sum" if direct else f"row_sums[{'a_batch[GID(2)] * HEIGHT + ' if batched else ''}row]"
         index = f"{'GID(2) * HEIGHT * WIDE + ' if batched else ''}row * WIDE + column"
@@ -305,16 +305,20 @@ class IntegerMatmulShape:
         right = right[::-1] if problem.attrs.get("transB", 0) else right
         self.depth, self.columns = left[-1], right[-1]
         self.pitch = self.depth + self.depth % 2
-        lead = np.broadcast_shapes(left[:-2], right[:-2])
-        self.a_batches, self.b_batches, self.batches = math.prod(left[:-2]), math.prod(right[:-2]), math.prod(lead)
-        self.rows = left[-2]
+        self._leads = left[:-2], right[:-2]
+        self.a_batches, self.b_batches = map(math.prod, self._leads)
+        is_shared = self.b_batches == 1 and len(right) <= len(left)  # else numpy asks for plain numbers
+        self._lead = left[:-2] if is_shared else np.broadcast_shapes(*self._leads)
+        self.batches, self.rows = math.prod(self._lead), left[-2]
         if self.b_batches == 1:
             self.rows, self.a_batches, self.batches = self.rows * self.batches, 1, 1
-        self.a_index, self.b_index = (
-            np.ascontiguousarray(np.broadcast_to(np.arange(n, dtype=np.int32).reshape(dims), lead).reshape(-1))
-            for n, dims in ((math.prod(left[:-2]), left[:-2]), (self.b_batches, right[:-2]))
-        )
         assert self.batches * self.rows * self.columns == out.size
+
+    @property
+    def indices(self) -> list[Array]:
+        """For each matrix of the result, which one of a and which one of b it is made of."""
+        numbered = [np.arange(math.prod(dims), dtype=np.int32).reshape(dims) for dims in self._leads]
+        return [np.ascontiguousarray(np.broadcast_to(one, self._lead).reshape(-1)) for one in numbered]
 
 
 SOLVERS = both(IntegerMatMul)

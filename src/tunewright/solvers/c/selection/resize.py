@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -227,6 +228,7 @@ def _axis(size: int, step: ResizeStep, attrs: Attrs) -> ResizeAxis:
     if repeated is not None:
         return ResizeAxis(size, step.out, repeated)
 
+    @lru_cache(maxsize=1)  # indices and weights are asked for one after the other
     def made(size: int, out: int) -> Taps:
         scale = out / size if math.isnan(step.scale) else step.scale
         return taps(size, replace(step, out=out, scale=scale), attrs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -248,6 +250,17 @@ def test_choice() -> None:
     assert solver_of(Case("MatMul", [a, b])) == "opencl.gemv_rows"
     assert solver_of(Case("Gemm", [a, b.T.copy()], {"transB": 1})) == "opencl.gemv"
     assert solver_of(Case("MatMul", [normal(48, 64), normal(64)])) == "opencl.gemv"
+
+
+def test_a_row_that_reads_much_is_divided_among_units() -> None:
+    """One row has little to compute, and waits for its weights: units read them together."""
+    device = open_device("CPU")
+    solver = next(s for s in solvers() if s.id == "opencl.matmul")
+    for depth, columns, items in ((32, 64, 1), (256, 1024, 2), (1024, 256, 2)):
+        problem = Case("MatMul", [normal(1, depth), normal(depth, columns)], constant=B).problem()
+        target = replace(device.target, units=2)
+        (call,) = solver.calls(problem, solver.default(problem, target), target)
+        assert min(math.prod(call.grid), 2) == items
 
 
 def test_refusals() -> None:

@@ -126,6 +126,57 @@ def test_several_tokens_at_once_and_asynchronously() -> None:
     np.testing.assert_allclose(pair.request.results["logits"], expected, rtol=0, atol=1e-4)
 
 
+def test_views_of_views() -> None:
+    """All rows under another name are continued in place; parts that begin behind the first row are copied."""
+    pair = Pair()
+    ours, theirs = pair.run(8)
+    where = {name: address(array) for name, array in ours.items()}
+    ours, theirs = pair.step({name: array[:] for name, array in ours.items()}, theirs, pair.ids())
+    assert where == {name: address(array) for name, array in ours.items()}
+    for part in (np.s_[:, :, 2:], np.s_[::-1], np.s_[:1], np.s_[:, :, 1:-1]):
+        ours, theirs = ({k: a[part] for k, a in state.items()} for state in (ours, theirs))
+        ids = pair.ids()[: len(ours["past_k0"])]
+        ours, theirs = pair.step(ours, theirs, ids)
+        ours, theirs = pair.step(ours, theirs, ids)
+
+
+def test_newest_states_that_another_request_continues_first() -> None:
+    pair = Pair()
+    ours, theirs = pair.run(6)
+    other = pair.compiled.create_infer_request()
+    its = pair.step(ours, theirs, pair.ids(), other)
+    kept = {name: array.copy() for name, array in its[0].items()}
+    for _ in range(3):
+        ours, theirs = pair.step(ours, theirs, pair.ids())
+    assert all(np.array_equal(its[0][name], kept[name]) for name in kept)
+    for _ in range(3):
+        its = pair.step(*its, pair.ids(), other)
+
+
+def test_a_step_that_fails_can_be_repeated() -> None:
+    pair = Pair()
+    ours, theirs = pair.run(6)
+    for _ in range(3):
+        with pytest.raises(tunewright.errors.ExecutionError):
+            pair.request.infer({"ids": pair.ids() + 1000, **ours})
+        ours, theirs = pair.step(ours, theirs, pair.ids())
+        ours, theirs = pair.step(ours, theirs, pair.ids())
+
+
+def test_sizes_are_computed_once_for_a_token() -> None:
+    pair = Pair()
+    ours, theirs = pair.run(12)
+    plan = pair.request._plan()
+    assert plan is not None and plan.template is not None
+    formulas, seen = plan.template.formulas, list[Any]()
+    compiled = formulas.compiled
+    assert compiled is not None
+    formulas.compiled = lambda sizes: (seen.append(tuple(sizes)), compiled(sizes))[1]
+    for _ in range(4):
+        ours, theirs = pair.step(ours, theirs, pair.ids())
+    assert len(seen) == len(set(seen)) == 4
+
+
 def test_what_a_caller_holds_cannot_be_written_to() -> None:
     ours, _ = Pair().run(3)
     with pytest.raises(ValueError, match="read-only"):

@@ -132,6 +132,9 @@ class Bound(ABC):
         executable takes them. The arrays must live until the inference is over. KernelError: a kernel reported a fault.
         """
 
+    def expect(self) -> None:  # noqa: B027 (most have nobody to wake)
+        """Get ready for `invoke`, which follows within some microseconds."""
+
     def prepare(self) -> None:  # noqa: B027 (most do all of it when they are bound)
         """Do now all that the first call would do besides running kernels. The kernels themselves have run before."""
 
@@ -149,6 +152,10 @@ class Bound(ABC):
 
         Equal ``layout``s mean equal addresses. ``room``: the largest sizes for which that holds.
         """
+
+    def place(self, addresses: Mapping[int, int]) -> None:
+        """Set where tensors are from now on, by number, until it is called again: they are no longer given."""
+        raise NotImplementedError
 
     def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:
         """Where the numbers among a kernel's arguments are: a buffer of integers, and their positions in it."""

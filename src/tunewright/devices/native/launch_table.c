@@ -1,7 +1,7 @@
 /* Tables of kernel steps and control rows: what the thread pool (pool.c) runs.
 
 The table (64-bit words):  count of steps, participants at most, then for each step where its row begins; a row is
-    entry point, x, y, items, cost (ticks for 1024 items, the least that was seen; 0: unknown), arguments...
+    entry point, x, y, items, cost (ticks for 1024 items, about the least that was seen; 0: unknown), arguments...
 or, where the first word is one of these small numbers, a control row. Whoever begins the next step carries it out, so no
 kernel runs meanwhile. "step" is the number of a step, any other operand the number of a word of the table:
     MOVE    source, sum, count, words...     writes table[source] + sum to each of the words. It moves the addresses among

@@ -155,9 +155,15 @@ static void announce(struct slot* s) {
 
 static inline int part_begin(const struct slot* s, int part) { return (int)((i64)s->items * part / s->parts); }
 
+/* Costs are the least that was seen, since a thread may be held up. But a step may have got more to do: where it takes
+   twice as long, its cost becomes higher little by little. */
 static inline void learn(u64* row, u64 took, int items) {
   u64 known = PEEK(&row[COST]);
-  if (known && (double)(i64)took * 1024 >= (double)(i64)known * items) return; /* sooner than to divide */
+  double over = (double)(i64)took * 1024, least = (double)(i64)known * items; /* sooner than to divide */
+  if (known && over >= least) {
+    if (over >= 2 * least) POKE(&row[COST], known + known / 8 + 1);
+    return;
+  }
   u64 cost = took * 1024 / (u64)items;
   if (!known || cost < known) POKE(&row[COST], cost ? cost : 1);
 }
@@ -458,6 +464,12 @@ EXPORT void pool_rouse(struct pool* p, int count) {
   u64 begin = ticks();
   call_workers(p, count, PEEK(&p->pinned) ? sched_getcpu() : -1);
   while (PEEK(&p->sleepers) > workers - count && ticks() - begin < p->us * 200) RELAX();
+}
+
+/* A run of this table begins within some microseconds: wake workers meanwhile, and let those that are awake wait for it. */
+EXPORT void pool_expect(struct pool* p, const u64* table) {
+  int helpers = within(table[1] - 1, 0, PEEK(&p->workers));
+  if (table[1] > 1 && helpers && is_worth_waking(table, p->us)) call_workers(p, helpers, PEEK(&p->pinned) ? sched_getcpu() : -1);
 }
 
 static struct slot* claim(struct pool* p) {

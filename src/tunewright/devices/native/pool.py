@@ -138,7 +138,7 @@ class ThreadPool:
 class Runner:
     """Runs one table in the calling thread, with help. It is not shared between threads."""
 
-    __slots__ = ("_kept", "_pool", "_run", "again", "cancel")
+    __slots__ = ("_kept", "_pool", "_run", "again", "cancel", "expect")
 
     def __init__(self, pool: ThreadPool, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None) -> None:
         made = pool._ready()
@@ -149,6 +149,9 @@ class Runner:
         #: ``cancel`` begins no further step, and waits for the running ones. Both release the GIL.
         self.again: Callable[[], int] = partial(made.library.pool_run, *arguments)
         self.cancel: Callable[[], None] = partial(made.library.pool_cancel, *arguments)
+        #: wakes workers for a run of it that begins within some microseconds, if it is worth that
+        expect = made.loaded.quick.pool_expect
+        self.expect: Callable[[], None] = partial(expect, made.at, ctypes.c_void_p(address(table)))
 
     def resume(self, state: int) -> None:
         """Prepare to continue after an answer of `again` other than 0."""

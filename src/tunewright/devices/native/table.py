@@ -123,10 +123,20 @@ class BoundTable(Bound):
         if self._reports is not None:
             self._reports.check()
 
+    def expect(self) -> None:
+        self._runner.expect()
+
     def fit(self, sizes: Sizes, arena: int, offsets: Mapping[int, int]) -> None:
         if self._in_arena is None:
             self._in_arena = [(at, offsets[number]) for at, number in self._fitted]
         self._own_memory.fit(sizes, arena, self._in_arena)
+
+    def place(self, addresses: Mapping[int, int]) -> None:
+        table, places = self._words, self._executable.places
+        for number, where in addresses.items():
+            for at in places.get(number, ()):
+                table[at] = where
+        self._given = [one for one in self._given if one[0] not in addresses]
 
     def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:
         executable = self._executable

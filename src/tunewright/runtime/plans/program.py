@@ -258,13 +258,13 @@ class Program:
             self._last = [(v.shape, v.dtype) for v in inputs], plan
         return plan
 
-    def serves(self, plan: Plan, sizes: tuple[int, ...]) -> bool:
+    def serves(self, plan: Plan, sizes: tuple[int, ...], spare: int) -> bool:
         """Whether `plan_for` would answer this plan of a class of shapes for these sizes of its symbols, as it did for
-        others before; False may also mean that this is not known."""
+        others before; False may also mean that this is not known. ``spare``: rows to spare that are asked for next."""
         classes, template = self._classes, plan.template
         if template is None or not classes or classes[-1] is not plan or self._preferred:
             return False
-        return template.distance(sizes) < FAR and template.misses(sizes) == 0 and not template.is_measured(sizes)
+        return template.distance(sizes) < FAR and template.misses(sizes, spare) == 0 and not template.is_measured(sizes)
 
     def plan(self, types: tuple[Type | None, ...], only: bool = False) -> Plan:
         """The plan for these input types, made on first use; the least recently used one is dropped.

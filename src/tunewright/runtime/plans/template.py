@@ -52,6 +52,8 @@ class ShapeClass:
     symbols: tuple[tuple[int, int], ...]
     #: (input, axis, number of the symbol) where it stands again
     same: tuple[tuple[int, int, int], ...] = ()
+    #: inputs that need no check, because the caller knows them
+    known: frozenset[int] = frozenset()
 
     @cached_property
     def _checks(self) -> list[tuple[int, Any, tuple[int | None, ...], int | None]]:
@@ -61,7 +63,7 @@ class ShapeClass:
         first: dict[Any, int] = {}
         found = []
         for at, wanted in enumerate(self.inputs):
-            if wanted is not None:
+            if wanted is not None and at not in self.known:
                 dtype, dims = wanted
                 like = dtype, dims, tuple(number.get((at, axis)) for axis in range(len(dims)))
                 twin = first.setdefault(like, at)
@@ -72,11 +74,11 @@ class ShapeClass:
     def _apart(self) -> list[tuple[int, int, int]]:
         """The entries of `same` that are not in a tensor with the type and dimensions of an earlier one."""
         twins = {at for at, _, _, twin in self._checks if twin is not None}
-        return [one for one in self.same if one[0] not in twins]
+        return [one for one in self.same if one[0] not in twins | self.known]
 
     @cached_property
     def _absent(self) -> list[int]:
-        return [at for at, wanted in enumerate(self.inputs) if wanted is None]
+        return [at for at, wanted in enumerate(self.inputs) if wanted is None and at not in self.known]
 
     def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...] | None:
         """The symbols' values; None where inputs are of another class."""
@@ -264,6 +266,7 @@ class Template:
         }
         #: bytes of storages of results
         self.results = {storage: place(nbytes) for storage, nbytes in found.results.items()}
+        self._open_results = {storage for storage, nbytes in found.results.items() if isinstance(nbytes, SymInt)}
         self._kernels = [(one, [place(s) for s in one.problem.sizes]) for one in found.kernels]
         self._measured = [(one.measured, places) for one, places in self._kernels if one.measured]
         self._hints = [atom.hint for atom in trace.atoms[: trace.symbols - 1]]
@@ -299,15 +302,15 @@ class Template:
             found = max(found, size / hint, hint / size)
         return found
 
-    def misses(self, sizes: tuple[int, ...]) -> int | None:
+    def misses(self, sizes: tuple[int, ...], spare: int = SPARE) -> int | None:
         """How many kernels would have to be posed anew for these sizes; None where the plan does not hold for them."""
         try:
-            known = self._fits[*sizes, SPARE]
+            known = self._fits[*sizes, spare]
         except KeyError:
             pass
         else:
             return None if known is None else len(known.sizes.posed)
-        computed = self._computed((*sizes, SPARE))
+        computed = self._computed((*sizes, spare))
         return None if computed is None else len(computed.failing)
 
     def _computed(self, sizes: tuple[int, ...]) -> Computed | None:
@@ -371,10 +374,18 @@ class Template:
             return None
         return kernel if kernel.is_like(one.kernel) else None
 
+    def varies(self, slot: int, storage: int) -> bool:
+        """Whether a result has another shape, or is in another place, for other sizes."""
+        return slot in self.shapes or slot in self.offsets or storage in self._open_results
+
     def fill(self, fit: Fit, memory: Sequence[Any] | Mapping[int, Any], known: dict[int, list[int]]) -> None:
         """Constants that consist of sizes, by slot. ``known``: what is there already."""
         for slot, (shape, places) in self.constants.items():
             numbers = [fit.values[at] for at in places]
-            if known.get(slot) != numbers:
+            if known.get(slot) == numbers:
+                continue
+            if len(numbers) == 1:  # most are, and this is the fastest way
+                memory[slot].fill(numbers[0])
+            else:
                 memory[slot][...] = np.array(numbers, memory[slot].dtype).reshape(shape)
-                known[slot] = numbers
+            known[slot] = numbers

@@ -60,6 +60,10 @@ class Executor:
         """There is memory for a plan. Any thread may ask."""
         return plan in self._frames
 
+    def frame(self, plan: Plan) -> Frame | None:
+        """The memory that is held for a plan; None: it did not run."""
+        return self._frames.get(plan)
+
     def forget(self, plan: Plan) -> None:
         """Give up the memory for a plan."""
         self._frames.pop(plan, None)
@@ -146,7 +150,8 @@ class Executor:
         plan, lent = frame.plan, dict[int, Any]()
         if stay is not None and plan.device.shares_memory:
             lent = stay.storages(plan, inputs, results.shapes(), results.nbytes)
-        lent |= {state.storage: buffer.memory for state, buffer in frame.states}
+        if frame.growing is not None:
+            lent |= frame.growing.memory(results.nbytes)
         lent |= {filled.storage: array.reshape(-1).view(np.uint8) for filled, array in frame.filling}
         buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in results.nbytes.items()}
         results.arrays(buffers, values)
@@ -261,11 +266,13 @@ class Executor:
         plan, queue = frame.plan, self.queue
         for i, name in () if record is None else frame.results.after:
             values[i] = record[name]
-        made: Sequence[Any] = [
-            None if kind != "slot" else values[i] if i in values else frame.memory[i] for kind, i in plan.outputs
-        ]
-        for state, buffer in frame.states:
-            made[state.output] = buffer.view(inputs[state.input].shape[state.axis] + state.rows)  # type: ignore[index]
+        outputs: list[Any] = [None] * len(plan.outputs)
+        for at, i in frame.outputs:
+            outputs[at] = slot_value(frame, values, i)
+        if frame.growing is not None:
+            for state, view in zip(frame.growing.states, frame.growing.views(), strict=True):
+                outputs[state.output] = view
+        made: Sequence[Any] = outputs
         if stay is not None and not plan.device.shares_memory:
             made = stay.keep(plan, made, queue, () if frame.room is None else frame.room.handed())
         elif self.counters is None or plan.device.shares_memory:

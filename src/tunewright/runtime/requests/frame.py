@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,18 @@ from tunewright.devices.base import Queue, address, in_order
 from tunewright.devices.control_rows import Ragged
 from tunewright.devices.executable import Bound
 from tunewright.ir.graph import Node
-from tunewright.ir.symbolic import LEAST
 from tunewright.ir.types import TensorType
 from tunewright.passes.attention.grow_states import MOST_NEW
 
 from ..control.decision import Decision
-from ..plans.growing_buffers import Filled, GrowingBuffer, GrowingState, buffer_of, continued, grown, keep
+from ..plans.growing_buffers import Filled, Growing, keep
 from ..plans.plan import Plan, Segment, SlotPlace, static_tensor
 from ..plans.template import SPARE, Fit, Template
 from .result_memory import Results, ResultSlot
 from .room import Room
+
+#: flags of arrays whose elements lie one behind the other, each where its type may be: C_CONTIGUOUS, ALIGNED
+IN_ORDER = 0x1 | 0x100
 
 
 @dataclass(eq=False)
@@ -77,20 +79,26 @@ class Frame:
         states = () if template is None else template.states
         #: inputs that are to lie in order
         self._in_order = [i for i in range(len(plan.inputs)) if template is None or i not in template.apart]
-        #: inputs that results continue, and those results: their addresses are enough while it runs
+        #: inputs that results continue, and those results: they are told where these are
         self._pasts = [(one.input, plan.inputs[one.input]) for one in states if plan.inputs[one.input] not in seen]
         grown = {one.storage for one in states}
         self._grown = [one for one in found if one.storage in grown and one.slot not in seen]
         found = [one for one in found if one not in self._grown]
         #: how many rows of which shape ragged outputs may have, by the sizes at hand
         self.rooms = {one: (one.most, one.type.dims) for each in self.segments for _, one, _, _ in each.ragged}
-        #: inputs that results continue, with the memory of those
-        self.states: list[tuple[GrowingState, GrowingBuffer]] = []
-        #: of steps that append: where their table says how, and what: is the past copied, how far its rows are apart
-        self._appends: dict[int, tuple[Any, list[int]]] = {}
-        self._appended: dict[int, tuple[int, int]] = {}
-        for state in states:
-            self._appends[state.step] = self._words(state.step, "COPY", "PAST_STEP")
+        #: results that grow; None: there are none
+        self.growing = Growing(states) if states else None
+        #: of steps that append: where their table says whether the past is copied, and how far its rows are apart
+        self._appends = [self._words(state.step, "COPY", "PAST_STEP") for state in states]
+        #: outputs that do not grow, each with its slot; -1: what follows makes it
+        grows = {one.output for one in states}
+        self.outputs = [
+            (at, i if kind == "slot" else -1) for at, (kind, i) in enumerate(plan.outputs) if at not in grows
+        ]
+        #: the sizes of inputs of which those that grow are known to be right
+        known = frozenset(one.input for one in states)
+        self._beside = replace(template.pattern, known=known) if template is not None and states else None
+        self._others = [at for at in range(len(plan.inputs)) if at not in known]
         #: what constants consist of that are sizes
         self._filled: dict[int, list[int]] = {}
         #: inputs with room that this inference writes into, and of steps that may do so where their table says it
@@ -103,6 +111,10 @@ class Frame:
         self.decision = None if counted else Decision.of(plan)
         #: what is made anew; where results are copied to the host, their memory is the frame's
         self.results = self._results_in(found, plan.results if device.shares_memory else {})
+        #: they are others for other sizes
+        self._results_vary = template is not None and any(
+            template.varies(one.slot, one.storage) for one in self.results.found
+        )
         #: the same for sizes that there were
         self._known: weakref.WeakKeyDictionary[Fit, Results] = weakref.WeakKeyDictionary()
 
@@ -202,8 +214,8 @@ class Frame:
         values = dict(zip(self.plan.inputs, inputs, strict=True))
         if self.plan.template is not None:
             self.fit(inputs, sizes)
-            if self.states:
-                self._append(inputs, values)
+            if self.growing is not None:
+                self._append(self.growing, inputs)
         if self.fills:
             self.fill(inputs, may_fill)
         return inputs, values
@@ -214,11 +226,13 @@ class Frame:
         assert template is not None
         sizes = sizes or template.pattern.sizes(inputs)
         assert sizes is not None
-        spare = self._continued(template.states, inputs) if template.states else SPARE
         if self.room is not None:
             if self.sizes != (*sizes, SPARE) or self.room.continues:
                 self._fit_room(self.room, sizes, inputs)
             return
+        spare, growing = SPARE, self.growing
+        if growing is not None:
+            spare = growing.take([inputs[one.input] for one in growing.states]) - MOST_NEW
         if self.sizes == (*sizes, spare):
             return
         fit = template.fit(sizes, spare)
@@ -241,19 +255,8 @@ class Frame:
             place = fit.sizes.place
             dims = tuple([values[place(d)] for d in one.type.dims])
             self.rooms[one] = None if one.most is None else values[place(one.most)], dims
-        known = self._known.get(fit)
-        if known is None:
-            found = [
-                ResultSlot(one.slot, one.storage, self._offset(one.slot, fit, template),
-                       self._shape(one.slot, fit, template), one.dtype)
-                for one in self.results.found
-            ]  # fmt: skip
-            nbytes = {storage: values[at] for storage, at in template.results.items()}
-            known = self.results
-            if found != known.found or any(known.nbytes[storage] != nbytes[storage] for storage in known.nbytes):
-                known = self._results_in(found, nbytes)
-            self._known[fit] = known
-        self.results = known
+        if self._results_vary:
+            self.results = self._fitted_results(fit, template)
         self.sizes = (*sizes, spare)
 
     def _fit_room(self, room: Room, sizes: tuple[int, ...], inputs: Sequence[Any]) -> None:
@@ -266,6 +269,22 @@ class Frame:
                 each.bound.refit(fit.sizes, largest.sizes, layout)
         self.sizes = (*sizes, SPARE)
 
+    def _fitted_results(self, fit: Fit, template: Template) -> Results:
+        """Results of these sizes: those that there are, if they are alike."""
+        known, now = self._known.get(fit), self.results
+        if known is not None:
+            return known
+        found = [
+            ResultSlot(one.slot, one.storage, self._offset(one.slot, fit, template),
+                       self._shape(one.slot, fit, template), one.dtype)
+            for one in now.found
+        ]  # fmt: skip
+        nbytes = {storage: fit.values[at] for storage, at in template.results.items()}
+        if found == now.found and all(now.nbytes[storage] == nbytes[storage] for storage in now.nbytes):
+            return now
+        made = self._known[fit] = self._results_in(found, nbytes)
+        return made
+
     def _shape(self, i: int, fit: Fit, template: Template) -> tuple[int, ...]:
         places, type = template.shapes.get(i), self.plan.slots[i].type
         assert isinstance(type, TensorType)
@@ -275,39 +294,36 @@ class Frame:
         at = template.offsets.get(i)
         return self.plan.slots[i].offset if at is None else fit.values[at]
 
-    def _continued(self, states: Sequence[GrowingState], inputs: Sequence[Any]) -> int:
-        """Decide for each input that a result continues whether that is done in place; rows to spare."""
-        pasts = [inputs[state.input] for state in states]
-        found = continued([(past, state.rows) for past, state in zip(pasts, states, strict=True)], LEAST + MOST_NEW)
-        used = [past.shape[state.axis] for past, state in zip(pasts, states, strict=True)]
-        spare = next((one.capacity - rows for one, rows in zip(found, used, strict=True) if one is not None), None)
-        if spare is None:
-            rows = max(rows + state.rows for rows, state in zip(used, states, strict=True))
-            spare = grown(rows) - rows + MOST_NEW
-        self.states = []
-        for state, past, buffer, rows in zip(states, pasts, found, used, strict=True):
-            copies = buffer is None or buffer.capacity != rows + spare
-            if copies:
-                shape = (*past.shape[: state.axis], rows + spare, *past.shape[state.axis + 1 :])
-                buffer = GrowingBuffer(shape, past.dtype, state.axis, rows + state.rows)
-            assert buffer is not None
-            self.states.append((state, buffer))
-            apart = past.strides[state.axis - 1] // past.itemsize if state.axis else past.size
-            self._appended[state.step] = copies, apart
-        return int(spare) - MOST_NEW
+    def expect(self) -> None:
+        """Tell the device of the first segment that an inference begins once its sizes are prepared."""
+        for each in self.segments[:1]:
+            if each.bound is not None:
+                each.bound.expect()
 
-    def _append(self, inputs: Sequence[Any], values: dict[int, Any]) -> None:
+    def following(self, inputs: Sequence[Any]) -> tuple[tuple[int, ...], int] | None:
+        """The values of the plan's symbols, and rows to spare, for inputs that continue the last results; None: they do
+        something else."""
+        if self._beside is None:
+            return None
+        assert self.growing is not None
+        spare = self.growing.next_spare([inputs[one.input] for one in self.growing.states])
+        if spare is None or not all(is_plain(inputs[at]) for at in self._others):
+            return None
+        sizes = self._beside.sizes(inputs)
+        return None if sizes is None else (sizes, spare - MOST_NEW)
+
+    def _append(self, growing: Growing, inputs: Sequence[Any]) -> None:
         """Say how the past comes into the memory of each result that continues it, and where both are."""
-        for number, (copies, apart) in self._appended.items():
-            table, (copy, step) = self._appends[number]
+        if growing.stays:
+            return
+        for (table, (copy, step)), (copies, apart) in zip(self._appends, growing.copied, strict=True):
             table[copy], table[step] = copies, apart
-        for at, slot in self._pasts:
-            buffer = buffer_of(inputs[at])
-            if buffer is not None:  # to ask a view that nobody may write to takes longer
-                values[slot] = buffer.begin
-        begins = {state.storage: buffer.begin for state, buffer in self.states}
-        for one in self._grown:
-            values[one.slot] = begins[one.storage] + one.offset
+        places = {slot: address(inputs[at]) for at, slot in self._pasts}
+        begins = growing.begins()
+        places |= {one.slot: begins[one.storage] + one.offset for one in self._grown}
+        for each in self.segments:
+            if each.bound is not None and _takes_addresses(each):
+                each.bound.place(places)
 
     def fill(self, inputs: Sequence[Any], may: bool) -> None:
         """Decide for each input with room whether the result is written into it; ``may``: nobody says where it goes."""
@@ -318,6 +334,11 @@ class Frame:
             table[copy] = int(not own)
             if own:
                 self.filling.append((filled, array))
+
+
+def is_plain(value: Any) -> bool:
+    """An array whose elements lie one behind the other, each where its type may be."""
+    return type(value) is np.ndarray and value.flags.num & IN_ORDER == IN_ORDER
 
 
 def _takes_addresses(one: BoundSegment) -> bool:

@@ -24,8 +24,10 @@ from ..insight.counters import CounterRow, Counters, Totals
 from ..plans.growing_buffers import is_view
 from ..plans.plan import Plan
 from ..plans.program import ArraySignature, Environment, Program, like
+from ..plans.template import SPARE
 from .compiled import CompiledModel, InferRequest
 from .executor import Executor
+from .frame import IN_ORDER, is_plain
 from .plan_trial import PlanTrial
 from .remote_tensors import Stay, adopt, is_lent, on_host
 from .request_meter import Met, ModelMeter, RequestMeter
@@ -138,8 +140,6 @@ def of_one_device(compiled: CompiledModel) -> DeviceModel:
 
 #: a time; seconds of waiting for kernels, launches and seconds of copies so far
 _Moment: TypeAlias = tuple[float, float, int, float]
-#: flags of arrays whose elements lie one behind the other, each where its type may be: C_CONTIGUOUS, ALIGNED
-_IN_ORDER = 0x1 | 0x100
 
 
 def _nothing() -> None:
@@ -304,13 +304,13 @@ class DeviceRequest(InferRequest):
     def _same(self, inputs: Any) -> list[Any] | None:
         """The values in order, when they are arrays just like the last ones."""
         names, looks = self._like
-        if not names or type(inputs) is not dict or len(inputs) != len(names):
+        if not looks or type(inputs) is not dict or len(inputs) != len(names):
             return None
         values: list[Any] = [inputs.get(name) for name in names]
         if not like(values, looks):
             return None
         for value in values:
-            if value.flags.num & _IN_ORDER != _IN_ORDER:
+            if value.flags.num & IN_ORDER != IN_ORDER:
                 return None
         return values
 
@@ -323,14 +323,21 @@ class DeviceRequest(InferRequest):
         if type(inputs) is not dict or len(inputs) != len(names):
             return None
         values: list[Any] = [inputs.get(name) for name in names]
-        for value in values:
-            if type(value) is not np.ndarray or not (value.flags.num & _IN_ORDER == _IN_ORDER or is_view(value)):
+        frame = self.executor.frame(plan)
+        if frame is not None:
+            frame.expect()
+        following = None if frame is None or self.model.meter is not None else frame.following(values)
+        if following is not None:
+            (sizes, spare), looks = following, []
+        else:
+            if not all(is_plain(value) or is_view(value) for value in values):
                 return None
-        sizes = plan.template.pattern.sizes(values)
-        if sizes is None:
-            return None
-        self._like, self._sizes = (names, [(value.shape, value.dtype) for value in values]), sizes
-        if not self.model.program.serves(plan, sizes):
+            found, spare = plan.template.pattern.sizes(values), SPARE
+            if found is None:
+                return None
+            sizes, looks = found, [(value.shape, value.dtype) for value in values]
+        self._like, self._sizes = (names, looks), sizes
+        if not self.model.program.serves(plan, sizes, spare):
             self._plan, self._sizes = _nothing, None
         return values
 

@@ -37,6 +37,8 @@ MOST_VECTORS = 4
 FEW_ROWS, CONVERTING = 8, ("x86-64-v3", "x86-64-v4", "armv8")
 #: The least work of a work-item: about five microseconds.
 LEAST_FLOPS = 400_000
+#: Or it reads this much of b at least, which takes about a microsecond: with few rows that is what it waits for.
+LEAST_BYTES = 128 * 1024
 
 
 class MatMul(CSolver):
@@ -235,7 +237,9 @@ def _split(
     # The number of work-items is chosen for the sizes at hand; any division gives correct results.
     tiles, panels, k = -(-hint(p.m) // rows), -(-hint(p.n) // width), hint(p.k)
     near = greater(1, NEAR_BYTES // greater(rows * k * dtype.itemsize, 1))
-    items = greater(1, lesser(int(config["split"]) * units, int(hint(p.flops) / LEAST_FLOPS)))
+    read = hint(p.count * p.n) * k * dtype.itemsize
+    worth = greater(int(hint(p.flops) / LEAST_FLOPS), read // LEAST_BYTES)
+    items = greater(1, lesser(int(config["split"]) * units, worth))
     batches = lesser(hint(p.count), items, MOST_ITEMS)
     bands = -(-tiles // near)
     columns = lesser(panels, -(-items // greater(1, batches * bands)))

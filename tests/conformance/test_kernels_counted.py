@@ -151,3 +151,51 @@ def test_a_box_of_no_area_is_beside_all_others() -> None:
     box = np.repeat(boxes(1, 20), 3, 1)
     box[0, ::2, 2:] = box[0, ::2, :2]
     selects(box, scores(1, 1, 60), 60, 0.5)
+
+
+# -- Unique -----------------------------------------------------------------------------------------------------------
+def unique(x: np.ndarray, outputs: int = 4, **attrs: Any) -> None:
+    case = Case("tunewright::Unique", [x], attrs, outputs=outputs + 1)
+    assert not check(case, "opencl.unique", 1)
+
+
+@pytest.mark.parametrize("ordered", [0, 1])
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2,), (1000,), (3, 0), (7, 5, 3), (1, 300)])
+def test_unique(shape: tuple[int, ...], ordered: int) -> None:
+    for most in (1, 2, 20, 10**6):
+        unique(RNG.integers(-most, most, shape).astype(np.float32), sorted=ordered)
+
+
+@pytest.mark.parametrize("ordered", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unique_of_every_type(dtype: Any, ordered: int) -> None:
+    unique(RNG.integers(0, 100, 400).astype(dtype), sorted=ordered)
+    unique(RNG.integers(0, 2, (9, 3)).astype(dtype), sorted=ordered, axis=0)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64])
+def test_unique_of_extreme_integers(dtype: Any) -> None:
+    ends = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, 0, 1, np.iinfo(dtype).max - 1], dtype)
+    unique(RNG.choice(ends, 200))
+
+
+@pytest.mark.parametrize("ordered", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_unique_of_extreme_floats(dtype: Any, ordered: int) -> None:
+    unique(RNG.choice(np.array([0.0, -0.0, np.inf, -np.inf, 1, -1, 6e-8, -6e-8, 1e-40], dtype), 300), sorted=ordered)
+    unique(RNG.choice(np.array([3.0, np.nan, np.inf, -np.inf], dtype), 50), sorted=ordered)
+
+
+@pytest.mark.parametrize("ordered", [0, 1])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((50, 3), 0), ((3, 50), 1), ((3, 50), -1), ((4, 9, 2), 1), ((0, 3), 0), ((5, 0), 0), ((1, 4), 0), ((9,), 0)],
+)
+def test_unique_along_an_axis(shape: tuple[int, ...], axis: int, ordered: int) -> None:
+    unique(RNG.integers(0, 2, shape).astype(np.float32), sorted=ordered, axis=axis)
+    unique(np.zeros(shape, np.int64), sorted=ordered, axis=axis)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 4])
+def test_unique_with_some_of_its_outputs(outputs: int) -> None:
+    unique(RNG.integers(0, 9, 60), outputs)

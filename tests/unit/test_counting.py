@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,57 +11,9 @@ from onnx import parser
 
 from native.harness import native
 from tunewright import Core, ExecutionError
-from tunewright.runtime.control.row_counts import GATHERED
-from tunewright.runtime.plans.plan import Step
+from unit.counted_models import HALF, HEAD, RNG, SELECTED, Feeds, check, inside, launches, masks, steps
 
-ort = pytest.importorskip("onnxruntime")
 pytestmark = native
-HEAD = '<ir_version: 8, opset_import: ["" : 18]>\n'
-Feeds = dict[str, np.ndarray]
-RNG = np.random.default_rng(0)
-
-
-def steps(one: Any) -> list[Step]:
-    return [step for plan in one.program.plans for step in plan.steps]
-
-
-def inside(one: Any) -> list[list[str]]:
-    """For each plan the operations whose sizes depend on data and that are part of its launch."""
-    found = [step.node for step in steps(one) if step.node.op == GATHERED and step.block is not None]
-    return [[inner.op for inner in node.bodies["otherwise"].nodes] for node in found]
-
-
-def check(text: str | onnx.ModelProto, feeds: Sequence[Feeds], **config: Any) -> Any:
-    """One request serves all feeds, twice; results of earlier inferences stay what they are."""
-    model = parser.parse_model(HEAD + text) if isinstance(text, str) else text
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    core = Core(config)
-    one = core.compile_model(core.read_model(model), "CPU")
-    request, kept = one.create_infer_request(), []
-    for feed in (*feeds, *feeds):
-        kept.append((request.infer(feed), session.run(None, feed), feed))
-    for found, expected, feed in kept:
-        for value, wanted in zip(model.graph.output, expected, strict=True):
-            where = f"{value.name}, {[v.shape for v in feed.values()]}"
-            assert found[value.name].shape == wanted.shape and found[value.name].dtype == wanted.dtype, where
-            np.testing.assert_allclose(found[value.name], wanted, rtol=1e-4, atol=1e-5, err_msg=where)
-    return one
-
-
-def masks(*shape: int) -> list[Feeds]:
-    """Numbers of which many, all, none, few and one are above a half."""
-    few = np.zeros(shape, np.float32)
-    few.reshape(-1)[:: max(1, few.size // 5)] = 0.75
-    one = np.zeros(shape, np.float32)
-    one.reshape(-1)[few.size // 2] = 0.75
-    some = [RNG.random(shape).astype(np.float32), np.ones(shape, np.float32), np.zeros(shape, np.float32)]
-    return [{"x": x} for x in (*some, few, one)]
-
-
-HALF = "half = Constant <value = float {0.5}> () m = Greater(x, half) "
-SELECTED = HALF + "at = NonZero(m) turned = Transpose <perm = [1, 0]> (at) picked = GatherND(x, turned) "
 
 
 def test_what_is_behind_is_part_of_the_launch() -> None:
@@ -134,6 +85,173 @@ def test_the_best_of_as_many_as_there_are() -> None:
     assert "TopK" in inside(one)[0]
 
 
+# -- few rows ---------------------------------------------------------------------------------------------------------
+def selected(*counts: int, size: int) -> list[Feeds]:
+    """These many numbers that are above a half."""
+    feeds = []
+    for count in counts:
+        x = np.zeros(size, np.float32)
+        x[RNG.permutation(size)[:count]] = 0.75
+        feeds.append({"x": x})
+    return feeds
+
+
+#: what is different for no rows and for one: broadcasts, parts, products, means
+BEHIND = {
+    "broadcast": "wide = Unsqueeze(picked, one) y = Add(wide, picked)",
+    "product": "wide = Unsqueeze(picked, zero) tall = Unsqueeze(picked, one) y = MatMul(wide, tall)",
+    "part": "y = Slice(picked, one, far)",
+    "concatenated": "tall = Unsqueeze(picked, one) y = Concat <axis = 1> (tall, tall, tall)",
+    "sorted": "y, order = TopK(picked, n)",
+    "softmax": "y = Softmax(picked)",
+    "sum": "y = ReduceSum <keepdims = 0> (picked, zero)",
+    "counted": "first = Squeeze(zero) last = Squeeze(n) step = Squeeze(one) y = Range(first, last, step)",
+    "filled": "y = ConstantOfShape <value = float[1] {2.0}> (n)",
+    "spread": "three = Constant <value_ints = [3]> () to = Concat <axis = 0> (three, n) y = Expand(picked, to)",
+}
+SHAPES = {"broadcast": "n,n", "product": "1,1", "concatenated": "n,3", "sum": "", "spread": "3,n"}
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+def test_few_rows_are_one_launch_as_many_are(behind: str) -> None:
+    feeds = selected(0, 1, 2, 3, 40, size=40)
+    dtype = "int64" if behind == "counted" else "float"
+    text = (
+        f"g (float[40] x) => ({dtype}[{SHAPES.get(behind, 'n')}] y, float[m] picked) {{"
+        + SELECTED
+        + """
+        zero = Constant <value_ints = [0]> ()
+        one = Constant <value_ints = [1]> ()
+        far = Constant <value_ints = [999]> ()
+        n = Shape(picked)
+        """
+        + BEHIND[behind]
+        + "}"
+    )
+    assert launches(check(text, feeds), feeds) == [1] * len(feeds)
+
+
+def test_one_row_whose_result_has_another_rank() -> None:
+    """There is no room for that: the request runs it."""
+    feeds = selected(0, 1, 2, 3, 40, size=40)
+    one = check("g (float[40] x) => (int64 y) {" + HALF + "at = NonZero(m) y = Squeeze(at) }", feeds)
+    counts = launches(one, feeds)
+    assert counts[1] > 1 and counts[0] == 1 and counts[2:] == [1, 1, 1]
+
+
+def test_as_many_rows_as_another_size_are_one_launch() -> None:
+    """A bias of sixteen numbers is one for each column, and not one for each row."""
+    text = "g (float[40] x, float[1,16] w, float[16] b) => (float[n,16] y) {" + SELECTED
+    text += "one = Constant <value_ints = [1]> () tall = Unsqueeze(picked, one) p = MatMul(tall, w) "
+    text += "s = Add(p, b) y = Relu(s) }"
+    more = {"w": RNG.random((1, 16)).astype(np.float32), "b": RNG.random(16).astype(np.float32)}
+    feeds = [feed | more for feed in selected(15, 16, 17, 39, 40, size=40)]
+    assert launches(check(text, feeds), feeds) == [1] * 5
+
+
+def test_few_rows_of_rows_are_one_launch() -> None:
+    text = """g (float[30,4] x) => (float[n,4] y, int64[1,k] again)
+    {
+        half = Constant <value = float {0.5}> ()
+        most = Constant <value = float {0.8}> ()
+        zero = Constant <value_ints = [0]> ()
+        one = Constant <value_ints = [1]> ()
+        first = ReduceMax <keepdims = 0> (x, one)
+        m = Greater(first, half)
+        rows = Compress <axis = 0> (x, m)
+        tops = ReduceMax <keepdims = 0> (rows, one)
+        m2 = Greater(tops, most)
+        again = NonZero(m2)
+        flat = Squeeze(again, zero)
+        y = Gather(rows, flat)
+    }"""
+    feeds = []
+    for above, far_above in ((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (30, 0), (30, 1), (30, 30)):
+        x = np.zeros((30, 4), np.float32)
+        x[:above, 1] = 0.6
+        x[:far_above, 2] = 0.9
+        feeds.append({"x": x[RNG.permutation(30)]})
+    one = check(text, feeds)
+    assert inside(one) == [["Compress", "ReduceMax", "Greater", "NonZero", "Squeeze", "Gather"]]
+    assert launches(one, feeds) == [1] * len(feeds)
+
+
+# -- Unique -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ordered", [0, 1])
+def test_unique_and_what_is_behind(ordered: int) -> None:
+    text = """g (int64[30] x, float[9] table)
+        => (int64[n] y, int64[n] first, int64[30] at, int64[n] counts, float[n] z) {
+        y, first, at, counts = Unique <sorted = %d> (x)
+        looked_up = Gather(table, y)
+        z = Exp(looked_up)
+    }"""
+    feeds = [{"x": RNG.integers(0, most, 30), "table": RNG.random(9).astype(np.float32)} for most in (1, 2, 9)]
+    one = check(text % ordered, feeds)
+    assert inside(one) == [["Unique", "Gather", "Exp"]]
+    assert launches(one, feeds) == [1, 1, 1]
+
+
+def test_unique_rows_of_open_sizes() -> None:
+    text = """g (float[n,m] x) => (float[k,m] y, int64[k] counts) {
+        one = Constant <value_ints = [1]> ()
+        rows, first, at, counts = Unique <axis = 0> (x)
+        sum = ReduceSum(rows, one)
+        y = Sub(rows, sum)
+    }"""
+    feeds = [{"x": RNG.integers(0, 2, shape).astype(np.float32)} for shape in ((20, 3), (5, 2), (70, 4), (3, 9))]
+    one = check(text, feeds)
+    assert len(one.program.plans) == 1 and launches(one, feeds) == [1] * 4
+
+
+def test_unique_of_rows_that_are_selected() -> None:
+    text = "g (float[40] x) => (float[n] y, int64[n] counts) {" + SELECTED
+    text += "y, first, of, counts = Unique(picked) }"
+    feeds = selected(0, 1, 2, 3, 40, size=40)
+    assert launches(check(text, feeds), feeds) == [1] * 5
+
+
+# -- control flow behind rows -----------------------------------------------------------------------------------------
+AROUND = """
+    zero = Constant <value_ints = [0]> ()
+    n = Size(picked)
+    yes = Constant <value = bool {1}> ()
+    """
+CONTROL = {
+    "a branch by their number": """
+        none = Squeeze(zero)
+        c = Equal(n, none)
+        y = If(c) <then_branch = t () => (float[a] u) { u = Identity(x) },
+                   else_branch = e () => (float[b] v) { v = Exp(picked) }>
+        """,
+    "a branch by data": """
+        s = ReduceSum <keepdims = 0> (picked)
+        c = Greater(s, half)
+        y = If(c) <then_branch = t () => (float[a] u) { u = Sqrt(picked) },
+                   else_branch = e () => (float[b] v) { v = Exp(picked) }>
+        """,
+    "a loop over them": """
+        begin = Constant <value = float {0.0}> ()
+        sum, y = Loop(n, yes, begin) <body = b (int64 i, bool go, float s) => (bool more, float t, float row)
+            { more = Identity(go) r = Gather(picked, i) t = Add(s, r) row = Exp(t) }>
+        """,
+    "a loop that changes them": """
+        times = Constant <value = int64 {50}> ()
+        y = Loop(times, yes, picked) <body = b (int64 i, bool go, float[k] s) => (bool more, float[k] t)
+            { more = Identity(go) t = Sin(s) }>
+        """,
+}
+
+
+@pytest.mark.parametrize("how", CONTROL)
+def test_control_flow_behind_rows_is_part_of_the_launch(how: str) -> None:
+    feeds = selected(0, 1, 2, 3, 20, 40, size=40)
+    one = check("g (float[40] x) => (float[q] y) {" + SELECTED + AROUND + CONTROL[how] + "}", feeds)
+    found = launches(one, feeds)
+    assert found[1:] == [1] * 5
+    if how != "a loop over them":  # of nothing: its body has no kernels for that
+        assert found[0] == 1
+
+
 # -- detectors --------------------------------------------------------------------------------------------------------
 DETECTOR = """
     g (float[1,%s,4] boxes, float[1,%s,%s] scores) => (float[m,4] out, float[m] best, int64[m] label, int64[m,3] found)
@@ -171,6 +289,12 @@ def test_a_detector(centre: int) -> None:
     feeds = [detections(50, 3, scale) for scale in (1, 2, 0.7, 0.61, 0.1)]
     one = check(DETECTOR % (50, 3, 50, centre), feeds, HOST_FALLBACK="NO")
     assert inside(one)[0][0] == "NonMaxSuppression" and not any(step.on_host for step in steps(one))
+    few = []
+    for count in (0, 1, 2):
+        few.append(detections(50, 3, 0.5))
+        few[-1]["scores"][0, 1, :count] = 0.9
+        few[-1]["boxes"][0, :2] = [[0, 0, 1, 1], [5, 5, 1, 1]]
+    assert launches(check(DETECTOR % (50, 3, 50, centre), few), [*few, *feeds]) == [1] * 8
 
 
 def test_a_detector_of_open_sizes() -> None:
@@ -181,7 +305,8 @@ def test_a_detector_of_open_sizes() -> None:
 
 # -- what cannot be part of it ----------------------------------------------------------------------------------------
 def test_a_step_without_kernel_ends_what_is_inside() -> None:
-    text = "g (float[6,7] x) => (float[n] y, float[k] u) {" + SELECTED + "y = Mul(picked, half) u = Unique(picked) }"
+    text = "g (float[6,7] x) => (float[n] y, string[2,k] u) {" + SELECTED
+    text += "y = Mul(picked, half) u = Cast <to = 8> (at) }"
     one = check(text, masks(6, 7))
     assert inside(one) == [["NonZero", "Transpose", "GatherND", "Mul"]]
 

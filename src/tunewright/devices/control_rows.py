@@ -7,7 +7,7 @@ goes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -147,16 +147,28 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class Compute:
-    """The number that a kernel has written to a counter is known: compute what depends on it from here on.
-
-    ``told``: counters that become numbers which are read when the launch is over.
-    """
+    """The number that a kernel has written to a counter is known: compute what depends on it from here on."""
 
     late: Late
-    told: Sequence[tuple[Counter, Whole]] = ()
 
 
-Row: TypeAlias = LaunchRow | Set | CopyRow | LoopRow | Branch | Compute
+@dataclass(frozen=True, eq=False)
+class Cases:
+    """Rows for some numbers that a counter may have, and rows for all others."""
+
+    counter: Counter
+    cases: Mapping[int, Sequence[Row]]
+    otherwise: Sequence[Row]
+
+
+@dataclass(frozen=True, eq=False)
+class Tell:
+    """Counters become numbers which are read when the launch is over."""
+
+    told: Sequence[tuple[Counter, Whole]]
+
+
+Row: TypeAlias = LaunchRow | Set | CopyRow | LoopRow | Branch | Compute | Cases | Tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +218,9 @@ def walk(rows: Sequence[Row]) -> Iterator[Row]:
         elif isinstance(row, Branch):
             yield from walk(row.then)
             yield from walk(row.otherwise)
+        elif isinstance(row, Cases):
+            for rows in (*row.cases.values(), row.otherwise):
+                yield from walk(rows)
 
 
 def refs(row: Row) -> Iterator[Ref]:
@@ -242,7 +257,7 @@ def numbers(rows: Sequence[Row]) -> Iterator[Whole]:
                 yield from ref.base.array.reshape(-1).tolist()
         if isinstance(row, CopyRow):
             yield row.nbytes
-        elif isinstance(row, Compute):
+        elif isinstance(row, Tell):
             yield from (number for _, number in row.told)
         elif isinstance(row, LaunchRow):
             of_kernel = getattr(row.kernel, "open", None)
@@ -271,6 +286,9 @@ def settle(rows: Sequence[Row], inside: Sequence[Late] = ()) -> None:
         elif isinstance(row, Branch):
             settle(row.then, inside)
             settle(row.otherwise, inside)
+        elif isinstance(row, Cases):
+            for body in (*row.cases.values(), row.otherwise):
+                settle(body, inside)
         else:
             for number in filter(is_late, numbers([row])):
                 for late in inside:  # none has it where the rows are written again as part of others

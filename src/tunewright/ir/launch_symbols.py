@@ -39,6 +39,12 @@ def is_late(number: Any) -> bool:
     return bool(lates(number))
 
 
+def foreseen(number: Any) -> Any:
+    """What a number is taken for where any decision is right and one is faster: nothing is guarded if the launch finds
+    it out."""
+    return number.hint if is_late(number) else number
+
+
 def _of_terms(trace: ShapeTrace, terms: Any) -> frozenset[int]:
     if not trace.late_symbols:
         return frozenset()
@@ -210,3 +216,10 @@ def value_at(number: Any, values: Mapping[int, int]) -> Any:
 def guards_of(trace: ShapeTrace, atom: int) -> Sequence[tuple[str, SymInt, bool]]:
     """The guards of a trace that can be checked when a late symbol is known, and not before."""
     return [(how, left, answer) for (how, left, _), answer in trace.guards.items() if newest(left) == atom]
+
+
+def root(number: SymInt, atom: int) -> int | None:
+    """The value of a late symbol for which a number is zero that depends on nothing else, and linearly on that."""
+    terms = dict(number._terms)
+    constant, slope = terms.pop((), 0), terms.pop((atom,), 0)
+    return None if terms or not slope or constant % slope else int(-constant // slope)

@@ -151,6 +151,9 @@ def _branches(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types = body_types(node)
     if types is None:
         return None
+    known = None if node.inputs[0] is None else node.inputs[0].const
+    if known is not None and known.size == 1:  # the other one never runs
+        return made_by(node, node.bodies["then_branch" if known.all() else "else_branch"], types, infer)
     one, *others = [made_by(node, body, types, infer) for body in node.bodies.values()]
     return one if all(made == one for made in others) else None
 

@@ -162,6 +162,15 @@ def _truth(function: Callable[[Any, Any], bool]) -> _Fold:
     return run
 
 
+def _least(items: Sequence[Any]) -> Any:
+    """The least; an expression where a launch finds out which it is."""
+    return lesser(*items) if any(map(is_late, items)) else min(items)
+
+
+def _most(items: Sequence[Any]) -> Any:
+    return greater(*items) if any(map(is_late, items)) else max(items)
+
+
 def _where(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
@@ -227,8 +236,8 @@ _WAYS: Mapping[str, _Fold] = {
     "Sign": _elementwise(_sign),
     "Neg": _elementwise(lambda a: -a),
     "Abs": _elementwise(abs),
-    "Min": _elementwise(lambda a, *more: lesser(a, *more) if any(map(is_late, (a, *more))) else min(a, *more)),
-    "Max": _elementwise(lambda a, *more: greater(a, *more) if any(map(is_late, (a, *more))) else max(a, *more)),
+    "Min": _elementwise(lambda *items: _least(items)),
+    "Max": _elementwise(lambda *items: _most(items)),
     "Where": _elementwise(_where),
     "Equal": _truth(lambda a, b: a == b),
     "Less": _truth(lambda a, b: a < b),
@@ -240,8 +249,8 @@ _WAYS: Mapping[str, _Fold] = {
     "Range": _range,
     "ReduceSum": _reduced(sum),
     "ReduceProd": _reduced(math.prod),
-    "ReduceMin": _reduced(min),
-    "ReduceMax": _reduced(max),
+    "ReduceMin": _reduced(_least),
+    "ReduceMax": _reduced(_most),
 } | {
     name: _by(name)
     for name in (

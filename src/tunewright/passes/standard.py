@@ -98,9 +98,10 @@ DEVICE: tuple[Pass | RepeatedPasses, ...] = (
     StrideAttention(),
 )
 
+#: Concrete shapes decide branches, and the lengths of loops.
+KNOW_SHAPES = RepeatedPasses((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes()))
 SPECIALISE: tuple[Pass | RepeatedPasses, ...] = (
-    # Concrete shapes decide branches, and the lengths of loops.
-    RepeatedPasses((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
+    KNOW_SHAPES,
     PastKeys(),
     GrowStates(),
     LowerEinsum(),

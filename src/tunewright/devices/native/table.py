@@ -90,7 +90,7 @@ class BoundTable(Bound):
         self._in_arena: list[tuple[int, int]] | None = None
         #: tensors that come with each inference
         self._given = [(n, words) for n, words in places.items() if memory[n] is None and n not in fitted]
-        self.loops = TableLoops(executable, table) if executable.writer.left is not None else None
+        self.loops = TableLoops(executable, table, self._words) if executable.writer.left is not None else None
         #: what kernels say of their inputs; None: none of them says anything
         self._reports = Reports([tag for tag, _ in executable.reports]) if executable.reports else None
         for record, (_, words) in enumerate(executable.reports):
@@ -177,10 +177,10 @@ class BoundTable(Bound):
 class TableLoops(Loops):
     """The loops in a table: its own words count their iterations."""
 
-    def __init__(self, executable: LaunchTable, table: np.ndarray[Any, Any]) -> None:
+    def __init__(self, executable: LaunchTable, table: np.ndarray[Any, Any], words: memoryview) -> None:
         writer, cells = executable.writer, executable.linked.cells
         assert writer.bound is not None and writer.left is not None
-        self._table, self._tags = table, writer.tags
+        self._table, self._words, self._tags = table, words, writer.tags
         self._bound, self._left = cells[writer.bound], cells[writer.left]
         self._counters = {counter: cells[cell] for counter, cell in writer.counters.items()}
         #: the word that says where a run begins, and which part each step is of
@@ -188,25 +188,25 @@ class TableLoops(Loops):
         self._owners = writer.owners
 
     def allow(self, iterations: int, anew: bool = True) -> None:
-        self._table[self._bound], self._table[self._left + 1] = iterations, 0
+        self._words[self._bound], self._words[self._left + 1] = iterations, 0
         if anew and self._entrance is not None:
-            self._table[self._entrance] = FIRST
+            self._words[self._entrance] = FIRST
 
     def left(self) -> int | None:
-        step = int(self._table[self._left + 1])
+        step = self._words[self._left + 1]
         if self._entrance is None or not step or not isinstance(self._tags[step - 1], Late):
             return None
         number = self._owners[step - 1]
         behind = (at for at in range(step, len(self._owners)) if self._owners[at] != number)
-        self._table[self._entrance] = next(behind, len(self._owners))
+        self._words[self._entrance] = next(behind, len(self._owners))
         return number
 
     def taken(self) -> int:
-        return int(self._table[self._bound]) - int(self._table[self._left])
+        return self._words[self._bound] - self._words[self._left]
 
     def failed(self) -> tuple[Any, int | None] | None:
-        step = int(self._table[self._left + 1])
+        step = self._words[self._left + 1]
         return (self._tags[step - 1], table_format.trips(self._table, step - 1)) if step else None
 
     def counted(self, counter: Counter) -> int:
-        return int(self._table[self._counters[counter]])
+        return self._words[self._counters[counter]]

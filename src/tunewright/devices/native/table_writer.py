@@ -23,6 +23,7 @@ from ..c_kernel import CKernel, ConstantTable, In, Out, ReportArgument, Scratch
 from ..control_rows import (
     Block,
     Branch,
+    Cases,
     Compute,
     CopyRow,
     Counter,
@@ -36,6 +37,7 @@ from ..control_rows import (
     Row,
     Set,
     SizeList,
+    Tell,
     Variable,
     refs,
     walk,
@@ -43,7 +45,7 @@ from ..control_rows import (
 from ..executable import Part
 from . import table_format
 from .late_table import LateWords
-from .table_format import Argument, Label, Linked, Operand, RowCode, TableCell
+from .table_format import Argument, Function, Label, Linked, Operand, RowCode, TableCell
 from .table_sizes import OpenTable, OwnRegion, PlacedKernel, is_open, word_of
 
 #: where the cost stands, from a row's first argument on
@@ -298,8 +300,34 @@ class _BlockWriter:
 
     def compute(self, row: Compute) -> None:
         self.computed(row.late)
+
+    def cases(self, row: Cases) -> None:
+        table, end = self.table, Label()
+        assert table.left is not None
+        labels = {number: Label() for number in row.cases}
+        for number, label in labels.items():  # all bytes of a word are 0 where the counter is this number
+            word, pointer = table.listing.cell(), table.listing.cell()
+            table.pointers.append((pointer, word))
+            apart = (int(Function.ADD), word, self._counter(row.counter), table._constant(-number))
+            least = (int(Function.LEAST), word, word, table._constant(1))
+            most = (int(Function.MOST), word, word, table._constant(-1))
+            table.listing.control(RowCode.COMPUTE, table.left, 3, *apart, *least, *most)
+            table.listing.control(RowCode.UNLESS, label, pointer)
+        self.rows(row.otherwise)
+        for number, label in labels.items():
+            table.listing.control(RowCode.JUMP, end)
+            table.listing.place(label)
+            self.rows(row.cases[number])
+        table.listing.place(end)
+
+    def tell(self, row: Tell) -> None:
         for counter, number in row.told:
-            self.word_is(self._counter(counter), number)
+            if is_late(number):
+                self.word_is(self._counter(counter), number)
+            else:
+                source = self.table.listing.cell(int(hint(number)))
+                self.table.word_is(source, number)
+                self.table.listing.move(source, [self._counter(counter)])
 
     def computed(self, late: Late | None) -> None:
         """A row that computes numbers: from here on they are those."""
@@ -426,5 +454,5 @@ class _BlockWriter:
 
 _WRITERS: dict[type, Callable[[_BlockWriter, Any], None]] = {
     LaunchRow: _BlockWriter.launch, Set: _BlockWriter.set, CopyRow: _BlockWriter.copy, LoopRow: _BlockWriter.loop,
-    Branch: _BlockWriter.branch, Compute: _BlockWriter.compute,
+    Branch: _BlockWriter.branch, Compute: _BlockWriter.compute, Cases: _BlockWriter.cases, Tell: _BlockWriter.tell,
 }  # fmt: skip

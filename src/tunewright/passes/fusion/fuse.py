@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tunewright.ir.graph import Fused, Graph, Node, Value
+from tunewright.ir.launch_symbols import foreseen
 from tunewright.ir.symbolic import WHOLE
 
 from .. import value_facts
@@ -250,7 +251,9 @@ def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
     kind, dims = value_facts.dtype(node.output), value_facts.shape(node.output)
     if fusion.backwards or (kind is not None and not kind.is_integer):
         return False
-    return dims is None or not dims or (len(dims) == 1 and not (isinstance(dims[0], WHOLE) and dims[0] > MOST_AXES))
+    if not dims:
+        return True
+    return len(dims) == 1 and not (isinstance(dims[0], WHOLE) and foreseen(dims[0]) > MOST_AXES)
 
 
 def _fits(value: Value, result: Value, fusion: Fusion) -> bool:

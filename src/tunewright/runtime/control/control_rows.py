@@ -74,9 +74,10 @@ from .body_rows import (
     stream_of,
     users_of,
 )
+from .counted_rows import counted_rows
 from .growing_rows import growing_loop, growth, settle_late
 from .interpreter import Control
-from .row_counts import Counted, counted_rows
+from .row_counts import Counted
 
 #: nodes in the branches of an If that is in no loop: each is planned and its weights are packed, also if it never runs
 MOST_IN_BRANCHES = 100

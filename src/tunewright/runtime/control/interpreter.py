@@ -30,7 +30,8 @@ class Control(ABC):
         #: why the request runs it and not a launch, and which of the model's nodes are to blame
         self.why_not_compiled = ""
         self.blamed: tuple[str, ...] = ()
-        repeated |= node.op != "If"
+        self.repeated = repeated | (node.op != "If")
+        repeated = self.repeated
         self.bodies = {key: Program(body, env, True, _open(node, body), repeated) for key, body in node.bodies.items()}
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

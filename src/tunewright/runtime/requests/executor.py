@@ -202,7 +202,7 @@ class Executor:
                 raise too_long(tag, what, one.most)
             for slot, ragged, _, node in one.ragged:
                 if node not in escaped:
-                    values[slot] = used(ragged, frame.rooms[ragged][1], values[slot], bound.loops.counted)
+                    values[slot] = used(ragged, frame.rooms[ragged], values[slot], bound.loops.counted)
 
     def _escaped(self, frame: Frame, one: BoundSegment, loops: Loops, values: Values) -> list[Node]:
         """Run control flow that a launch has left, and what is behind it. Answers which."""

@@ -14,10 +14,12 @@ from tunewright.devices.base import Queue, address, in_order
 from tunewright.devices.control_rows import Ragged
 from tunewright.devices.executable import Bound
 from tunewright.ir.graph import Node
+from tunewright.ir.symbolic import hint
 from tunewright.ir.types import TensorType
 from tunewright.passes.attention.grow_states import MOST_NEW
 
 from ..control.decision import Decision
+from ..control.ragged_results import RaggedRoom
 from ..plans.growing_buffers import Filled, Growing, keep
 from ..plans.plan import Plan, Segment, SlotPlace, static_tensor
 from ..plans.template import SPARE, Fit, Template
@@ -84,8 +86,9 @@ class Frame:
         grown = {one.storage for one in states}
         self._grown = [one for one in found if one.storage in grown and one.slot not in seen]
         found = [one for one in found if one not in self._grown]
-        #: how many rows of which shape ragged outputs may have, by the sizes at hand
-        self.rooms = {one: (one.most, one.type.dims) for each in self.segments for _, one, _, _ in each.ragged}
+        #: how large ragged outputs may become, for the sizes at hand
+        ragged = [one for each in self.segments for _, one, _, _ in each.ragged]
+        self.rooms = {one: RaggedRoom.of(one, lambda number: int(hint(number))) for one in ragged}
         #: results that grow; None: there are none
         self.growing = Growing(states) if states else None
         #: of steps that append: where their table says whether the past is copied, and how far its rows are apart
@@ -251,10 +254,8 @@ class Frame:
             shape = self._shape(i, fit, template)
             self.memory[i] = np.ndarray(shape, type.dtype.numpy, self.arena, values[template.begins[i]])
         template.fill(fit, self.memory, self._filled)
-        for one in self.rooms:
-            place = fit.sizes.place
-            dims = tuple([values[place(d)] for d in one.type.dims])
-            self.rooms[one] = None if one.most is None else values[place(one.most)], dims
+        place = fit.sizes.place
+        self.rooms = {one: RaggedRoom.of(one, lambda number: values[place(number)]) for one in self.rooms}
         if self._results_vary:
             self.results = self._fitted_results(fit, template)
         self.sizes = (*sizes, spare)

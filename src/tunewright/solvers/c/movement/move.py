@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunewright.devices.base import Target
+from tunewright.ir.launch_symbols import foreseen
 from tunewright.ir.symbolic import greater, hint, lesser
 from tunewright.ir.types import DType
 from tunewright.search.space import Config as Point
@@ -101,9 +102,9 @@ def _pair(move: StridedMove, width: int) -> tuple[StridedAxis, StridedAxis] | No
 def _inner(move: StridedMove) -> StridedAxis:
     """The axis of the inner loop: one that is contiguous on both sides, else a long one contiguous on one side."""
     last = move.axes[-1] if move.axes else StridedAxis(1, 1, 1)
-    longest = max((a for a in move.axes if 1 in (a.source, a.target)), key=lambda a: a.size, default=last)
-    contiguous = last.target == 1 and last.source in (0, 1)
-    return last if contiguous and (last.size >= 8 or last.size >= longest.size) else longest
+    longest = max((a for a in move.axes if 1 in (a.source, a.target)), key=lambda a: foreseen(a.size), default=last)
+    contiguous, size = last.target == 1 and last.source in (0, 1), foreseen(last.size)
+    return last if contiguous and (size >= 8 or size >= foreseen(longest.size)) else longest
 
 
 def _outer(source: Source, axes: Sequence[StridedAxis]) -> int:

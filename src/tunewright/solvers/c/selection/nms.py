@@ -102,9 +102,16 @@ for (int group = GID(0) * EACH; group < stop; group++) {
   GLOBAL const f32* score = scores + (i64)group * BOXES;
   GLOBAL const f32* box = boxes + (i64)(group / CLASSES) * BOXES * 4;
   int size = 0, count = 0;
-  for (int i = 0; i < BOXES && most; i++) {
-    heap[size] = candidate(score[i], i);
-    size += PASSES(score[i]);
+  for (int i = 0; i < BOXES && most; i += LANES) {
+    const int end = i + LANES < BOXES ? i + LANES : BOXES;
+    int any = end < i + LANES;
+    if (!any)
+      for (int l = 0; l < LANES; l++) any |= PASSES(score[i + l]);
+    if (!any) continue;
+    for (int j = i; j < end; j++) {
+      heap[size] = candidate(score[j], j);
+      size += PASSES(score[j]);
+    }
   }
   for (int i = size / 2 - 1; i >= 0; i--) sink(heap, size, i, heap[i]);
   while (size > 0 && count < most) {

@@ -425,7 +425,7 @@ class Core:
         """
         from .model_tuning.problems import read, tune_problems
         from .model_tuning.result import ResultRecorder
-        from .tuning import suggested_commands
+        from .tuning.offline import suggested_commands
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         paths = [dumps] if isinstance(dumps, str | os.PathLike) else list(dumps)

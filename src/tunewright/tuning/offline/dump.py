@@ -28,7 +28,7 @@ from tunewright.settings import Settings
 from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem
 
-from .. import suggested_commands
+from . import suggested_commands
 
 LOG = logging.getLogger("tunewright")
 #: Logger for commands. Its own level shows them even where an application shows only warnings.

@@ -330,7 +330,7 @@ def test_energy_of_a_processor(rapl):
 
 def test_without_a_counter_energy_is_refused_in_words(folder, monkeypatch, capsys):
     monkeypatch.setattr(energy, "POWERCAP", folder / "none")
-    monkeypatch.setattr(objective, "meter", lambda kind, number: "nothing here tells it")
+    monkeypatch.setattr(energy, "meter", lambda kind, number: "nothing here tells it")
     code, _, err = call(capsys, "tune", folder / "a.onnx", "--objective", "energy")
     assert code == 2 and "its energy cannot be measured: nothing here tells it" in err and err.count("\n") == 1
     with pytest.raises(DeviceError, match="--objective latency"):

@@ -102,7 +102,7 @@ def _measure(device: Device) -> Ceilings:
     try:
         if isinstance(device, CDevice):
             return _Probe(device).ceilings()
-        if device.family == "host":
+        if device.runs_references:
             return _host(device)
     except (DeviceError, ExecutionError, MemoryError) as error:
         return Ceilings(why=f"measuring it failed: {error}")
@@ -169,10 +169,10 @@ class _Probe:
 
     def __init__(self, device: CDevice) -> None:
         self.device, self.queue = device, device.queue()
-        self.gpu, self.lanes = device.target.device == "gpu", device.target.vector_bytes // 4
+        self.grouped, self.lanes = device.target.traits.has_work_groups, device.target.vector_bytes // 4
         units = max(device.target.units, 1)
-        self.group = GPU_LOCAL if self.gpu else 1
-        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else CPU_ITEMS)
+        self.group = GPU_LOCAL if self.grouped else 1
+        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.grouped else CPU_ITEMS)
         self.out = device.alloc(4 * self.items)
 
     def ceilings(self) -> Ceilings:
@@ -189,7 +189,7 @@ class _Probe:
         if isinstance(data, np.ndarray):
             data[:] = 0  # pages that were never written may all map to one physical page
         # neighbouring work-items on a GPU read neighbouring vectors; a CPU core reads a stretch of its own
-        apart, stride = (1, self.items) if self.gpu else (count, 1)
+        apart, stride = (1, self.items) if self.grouped else (count, 1)
         run = self.launch(memory(self.lanes, apart, stride, count), self.out, data)
         return each * rounds / best_of(run, self.queue.now)
 
@@ -206,7 +206,7 @@ class _Probe:
 def _beyond(device: Device) -> int:
     """Return a number of bytes that exceeds the caches of the device but fits its memory."""
     most = (device.memory_bytes or 8 * MOST_BYTES) // 8
-    if device.target.device == "gpu":
+    if device.target.traits.has_work_groups:
         return min(max(BEYOND * device.cache_bytes, GPU_BYTES), most)
     return min(max(BEYOND * device.cache_bytes, LEAST_BYTES), MOST_BYTES, most)
 

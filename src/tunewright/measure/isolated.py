@@ -143,7 +143,7 @@ class Isolated(Measurer):
         self._activity, self._apart = activity, apart
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
-        self._shares_cores = target is None or target.device == "cpu"
+        self._shares_cores = target is None or target.traits.shares_cores
         least = LEAST_MEMORY if self._shares_cores else LEAST_BESIDE
         self.memory_bytes = memory_bytes or max(least, self.settings.max_memory_bytes // 2)
         #: number of workers started so far
@@ -503,11 +503,11 @@ def measurer_for(device: Device, settings: Settings) -> Measurer:
     if not device.compiles:
         raise DeviceError("there is no C compiler, so no kernel can be measured", where=device.name,
                           hint="install one: pip install ziglang")  # fmt: skip
-    if device.family == "null":
+    if device.target.traits.is_scripted:
         return LocalMeasurer(
             device
         )  # its script cannot be sent to another process, and it runs nothing that could crash
-    if device.target.device == "cpu" and device.target.units < (settings.cpu_threads_num or cpu_count()):
+    if device.target.traits.shares_cores and device.target.units < (settings.cpu_threads_num or cpu_count()):
         # the device of one of several streams, which share the cores
         settings = replace(settings, cpu_threads_num=device.target.units)
     shared = _SHARED.get(device.name)

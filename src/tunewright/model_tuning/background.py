@@ -140,7 +140,7 @@ def _check(model: DeviceModel, settings: Settings) -> None:
         why = "TUNING_MODE = TUNING_DISABLED" if is_off else "AUTO_TUNE_MODE = NO_TUNE"
         raise SettingsError(f"{why}: nothing is tuned", where="settings", hint="load the model with another one")
     device = model.env.device
-    if not device.compiles or device.family in ("null", "host"):
+    if not device.compiles or device.runs_references or device.target.traits.is_scripted:
         raise DeviceError("compiles no kernels here, so there is nothing to tune", where=device.name)
 
 
@@ -328,7 +328,7 @@ class _Tuning(BackgroundTuning):
 
     def _start(self, model: DeviceModel) -> None:
         settings, device = model.env.settings, model.env.device
-        if device.target.device == "cpu":  # a device of one of several streams has only part of the threads
+        if device.target.traits.shares_cores:  # a device of one of several streams has only part of the threads
             settings = replace(settings, cpu_threads_num=device.target.units)
         module = f"{__package__}.background_helper"
         shared = map(str, (self._activity.descriptor, self._pause))

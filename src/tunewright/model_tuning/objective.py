@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..devices.base import Device
-from ..devices.energy import EnergyMeter, meter
+from ..devices.energy import EnergyMeter
 from ..errors import DeviceError, TunewrightError
 from ..frontend.model import Model
 from ..plugins.batching import streams
@@ -45,8 +45,7 @@ class Objective(enum.StrEnum):
 
 def meter_of(device: Device) -> EnergyMeter:
     """Return the energy meter of a device. Raises `DeviceError` if there is none."""
-    number = device.name.rpartition(".")[2]
-    found = meter(device.target.device, int(number) if number.isdecimal() else 0)
+    found = device.energy_meter()
     if isinstance(found, str):
         hint = "--objective latency or throughput need no such counter"
         raise DeviceError(f"its energy cannot be measured: {found}", where=device.name, hint=hint)

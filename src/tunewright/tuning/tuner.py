@@ -254,7 +254,7 @@ class Tuner:
         """Ask the knowledge bases about a static problem."""
         asked = self._candidates(problem.op, device.target.language)
         # a host default replaces one of the device's own that is barred
-        mine = None if default.solver.host and device.family != "host" else (default.solver.id, default.config)
+        mine = None if default.solver.host and not device.runs_references else (default.solver.id, default.config)
         return self.lookup.ask(problem, device.target, asked, lambda s: self.why_not(s, problem, device), mine)
 
     def _known_alone(self, problem: Problem, device: Device) -> Choice | None:
@@ -352,7 +352,7 @@ class Tuner:
 
     def expect(self, device: Device, seconds: float) -> None:
         """Announce a search of this many seconds, so that slow processes may start beside the first steps."""
-        if device.target.device != "cpu":
+        if not device.target.traits.shares_cores:
             self._measurer(device, self.settings).expect(seconds)
 
     def foresee(self, problem: Problem, device: Device, default: Choice, answer: LookupAnswer) -> None:
@@ -508,7 +508,7 @@ class Tuner:
 
     def is_late(self, problem: Problem, device: Device) -> bool:
         """Whether only a kernel that needs known shapes or a known operand may solve the problem later."""
-        if self.settings.host_fallback or device.family == "host":
+        if self.settings.host_fallback or device.runs_references:
             return False
         asked = self._defaults(problem.op, device.target.language)
         answers = [s.why_not(problem, device.target) for s in asked if not s.host]
@@ -534,13 +534,13 @@ class Tuner:
         if not accepting:
             return reasons(rejected)
         mine = [s for s in accepting if not s.host and self._may_default(s, fused, device)]
-        if device.family != "host" and not mine and self._on_device(plain, device, by_default=True):
+        if not device.runs_references and not mine and self._on_device(plain, device, by_default=True):
             return f"fused, only the host could run it: {reasons(rejected)}"
         return None
 
     def why_not(self, solver: Solver, problem: Problem, device: Device) -> str | None:
         """Return None if the solver may be used for the problem on the device; else the reason."""
-        if solver.host and device.family != "host" and not self.settings.host_fallback:
+        if solver.host and not device.runs_references and not self.settings.host_fallback:
             return "HOST_FALLBACK is NO"
         return solver.why_not(problem, device.target)
 

@@ -23,9 +23,6 @@ LONG_SIGNATURES = {
     "tunewright/api.py:tune": "keyword options of the public API",
     "tunewright/api.py:tune_many": "keyword options of the public API",
     "tunewright/ir/graph.py:add": "what a node may have, by keyword; most calls give two or three",
-    "tunewright/tuning/session.py:tune": "to be taken apart",
-    "tunewright/tuning/session.py:duel": "to be taken apart",
-    "tunewright/tuning/evidence.py:measurement": "to be taken apart",
 }
 
 

@@ -83,9 +83,14 @@ def searches(monkeypatch):
         mine = (default.solver.id, Config(default.config))
         gain = Ratio(1.5, 1.4, 1.6, 9)
         made = evidence.measurement(
-            problem, device.target, solver, config, [1e-3], 0.0, gain, Ratio.one(), True, mine, Regime("layer", 1, 1),
+            problem,
+            device.target,
+            solver,
+            config,
+            evidence.ContestSamples([1e-3], 0.0, gain, Ratio.one(), True, mine),
+            Regime("layer", 1, 1),
             {},
-        )  # fmt: skip
+        )
         self.user.add([made])
         return session.Outcome(mine, False, "made up", records=(made,))
 

@@ -161,9 +161,14 @@ def test_what_is_known_is_left_alone_unless_asked(problems, monkeypatch):
         default = tuner.default(problem, device)
         mine = default.solver.id, Config(default.config)
         made = evidence.measurement(
-            problem, device.target, default.solver, mine[1], [1e-3, 2e-3], 0.0, Ratio.one(), Ratio.one(), True, mine,
-            Regime("layer", 4, 100), {},
-        )  # fmt: skip
+            problem,
+            device.target,
+            default.solver,
+            mine[1],
+            evidence.ContestSamples([1e-3, 2e-3], 0.0, Ratio.one(), Ratio.one(), True, mine),
+            Regime("layer", 4, 100),
+            {},
+        )
         tuner.user.add([made])
     budgets = record(problems, monkeypatch)
     result = Core().tune_problems(["d"], budget=5.0)

@@ -48,9 +48,14 @@ def layer(name: str, seconds: float) -> TunedLayer:
 
 def outcome(one: TunedLayer, gain: float, count: int = 100) -> session.Outcome:
     record = evidence.measurement(
-        one.problem, one.device.target, SOLVER, Config(tile=2), [1e-3], 0.0, Ratio(gain, 0.1, 10.0, 0), Ratio.one(),
-        False, one.present, Regime("layer", 1, 1), {},
-    )  # fmt: skip
+        one.problem,
+        one.device.target,
+        SOLVER,
+        Config(tile=2),
+        evidence.ContestSamples([1e-3], 0.0, Ratio(gain, 0.1, 10.0, 0), Ratio.one(), False, one.present),
+        Regime("layer", 1, 1),
+        {},
+    )
     trials = (TriedCandidate(one.present, Status.OK, 1e-3, "", 0.0),) * count
     return session.Outcome(one.present, False, "", records=(record,), trials=trials)
 

@@ -121,20 +121,30 @@ class TuningResult:
     making: float = 0.0
 
 
+@dataclass(frozen=True)
+class TuningOptions:
+    """What a caller asks of a tuning."""
+
+    settings: Settings
+    #: seconds
+    budget: float
+    #: whether layers whose answer is known are tuned as well
+    again: bool = False
+    #: called with the state after each step
+    report: Callable[[TuningState], None] | None = None
+    #: asked before each step whether to stop
+    stop: Callable[[], bool] | None = None
+
+
 class Tuning:
     """Base of tuning models and tuning problems: time, progress and search."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        budget: float,
-        again: bool,
-        report: Callable[[TuningState], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.settings, self.budget, self.again = settings, budget, again
-        self._report, self._stop = report, stop
-        self.tuner = Tuner(settings)
+    def __init__(self, options: TuningOptions, quiet: Mapping[str, str]) -> None:
+        """``quiet``: settings that differ from the given ones while tuning."""
+        self.settings = Settings.make(quiet, options.settings)
+        self.budget, self.again = options.budget, options.again
+        self._report, self._stop = options.report, options.stop
+        self.tuner = Tuner(self.settings)
         self.layers: Sequence[TunedLayer] = []
         self.start, self.stopped = time.monotonic(), False
         #: True: a search ends as soon as one layer seems to have a faster kernel

@@ -27,7 +27,7 @@ from ..plugins.single import SingleDevice
 from ..runtime.requests.asynchronous import AsyncInferQueue
 from ..runtime.requests.request import DeviceRequest
 from ..settings import Settings
-from .layers import TuningResult
+from .layers import TuningOptions, TuningResult
 from .model import ModelTuning
 from .several_models import Maker
 
@@ -125,12 +125,12 @@ class Saving(ModelTuning):
         return replace(result, before=before, after=after, energy=(result.before, result.after))
 
 
-def maker(objective: Objective, plugin: SingleDevice, budget: float, again: bool, stop: Any) -> Maker:
+def maker(objective: Objective, plugin: SingleDevice, options: TuningOptions) -> Maker:
     """Return the function that makes a model's tuning for an objective. Raises `DeviceError` if energy has no meter."""
     counter = meter_of(plugin.device) if objective is Objective.ENERGY else None
 
     def make(model: Model, values: Mapping[str, Any], settings: Settings) -> ModelTuning:
-        given = (plugin, model, values, settings, budget, again, None, stop)
+        given = (plugin, model, values, replace(options, settings=settings, report=None))
         if counter is not None:
             return Saving(*given, meter=counter)
         return Serving(*given) if objective is Objective.THROUGHPUT else ModelTuning(*given)

@@ -425,24 +425,20 @@ class Tuner:
         mine = (default.solver.id, default.config)
         by_id = {s.id: s for s in self.candidates}
         outcome = session.tune(
-            problem,
-            device.target,
-            mine,
-            taking_part,
+            session.SessionSubject(problem, device.target, mine, taking_part),
             self._measurer(device, self.settings),
-            strategy=strategy,
-            seconds=self.settings.tune_seconds if seconds is None else seconds,
-            seed=self.settings.tune_seed,
-            regime=regime or self.settings.tune_regime.lower(),
-            seeds=self._seeds(problem, device, default, answer),
-            known=self.measured(problem, device),
-            surveys=self._surveys(problem),
-            barred=lambda solver, config: self._barred(by_id[solver], config, problem, device, mine),
-            decide=decide,
-            keep=partial(self._store, problem),
-            report=report,
-            stop=stop,
-            clock=self.clock,
+            session.SearchPlan(
+                self.settings.tune_seconds if seconds is None else seconds,
+                self.settings.tune_seed,
+                regime or self.settings.tune_regime.lower(),
+                strategy,
+                lambda solver, config: self._barred(by_id[solver], config, problem, device, mine),
+                decide,
+            ),
+            session.EarlierResults(
+                self._seeds(problem, device, default, answer), self.measured(problem, device), self._surveys(problem)
+            ),
+            session.SessionHooks(partial(self._store, problem), report, stop, self.clock),
         )
         self._store(problem, outcome)
         if outcome.survey is not None:

@@ -394,13 +394,8 @@ class Isolated(Measurer):
         why = ""
         for _ in range(2):
             try:
-                worker = self._spare.pop() if self._spare else self._started()
-                self._workers.append(worker)
-                why = _objection(self.target, worker.process.ask(None, START_SECONDS))
+                worker, why = self._new_worker()
                 if not why:
-                    if not self._shares_cores:
-                        with contextlib.suppress(OSError):  # the next one is then started when it is needed
-                            self._spare.append(self._started())
                     return worker
             except Lost as lost:
                 why = lost.why
@@ -411,6 +406,16 @@ class Isolated(Measurer):
             f"cannot start: {why}", where=f"the worker of {self.device_name}",
             hint="TUNING_MODE = TUNING_DISABLED does without it",
         )  # fmt: skip
+
+    def _new_worker(self) -> tuple[Worker, str]:
+        """Take the spare worker, or start one. Returns it with the objection to its first message, empty if none."""
+        worker = self._spare.pop() if self._spare else self._started()
+        self._workers.append(worker)
+        why = _objection(self.target, worker.process.ask(None, START_SECONDS))
+        if not why and not self._shares_cores:
+            with contextlib.suppress(OSError):  # the next one is then started when it is needed
+                self._spare.append(self._started())
+        return worker, why
 
     def _started(self) -> Worker:
         self.starts += 1

@@ -362,22 +362,30 @@ class _Tuning(BackgroundTuning):
         self._report("restart")
 
     def _heard(self, message: protocol.Message) -> None:
-        kind = message.get("kind")
-        if kind == "ready":
-            self._is_ready = True
-            self._update(phase="tuning", helper=self._helpers[0].pid)
-            self._tell_layers()
-        elif kind == "failed":
-            self._finish("failed", str(message.get("why"))[:1000])
-        elif kind == "progress":
-            worked = float(message["worked"])
-            self._update(candidates=int(message["candidates"]), samples=int(message["samples"]),
-                         interrupted=int(message["interrupted"]), worked=worked)  # fmt: skip
-        elif kind == "rest":
-            has_heard = int(message["heard"]) >= len(self._told) > 0
-            self._rests = has_heard and (not message["left"] or self._is_spent)
-        elif kind == "layer":
-            self._layer(message)
+        handlers = {
+            "ready": self._ready, "failed": self._failed, "progress": self._progress, "rest": self._rest,
+            "layer": self._layer,
+        }  # fmt: skip
+        handler = handlers.get(str(message.get("kind")))
+        if handler is not None:
+            handler(message)
+
+    def _ready(self, message: protocol.Message) -> None:
+        self._is_ready = True
+        self._update(phase="tuning", helper=self._helpers[0].pid)
+        self._tell_layers()
+
+    def _failed(self, message: protocol.Message) -> None:
+        self._finish("failed", str(message.get("why"))[:1000])
+
+    def _progress(self, message: protocol.Message) -> None:
+        worked = float(message["worked"])
+        self._update(candidates=int(message["candidates"]), samples=int(message["samples"]),
+                     interrupted=int(message["interrupted"]), worked=worked)  # fmt: skip
+
+    def _rest(self, message: protocol.Message) -> None:
+        has_heard = int(message["heard"]) >= len(self._told) > 0
+        self._rests = has_heard and (not message["left"] or self._is_spent)
 
     def _layer(self, message: protocol.Message) -> None:
         """Process the result of a layer. A kernel that is better than the present one waits for its swap."""

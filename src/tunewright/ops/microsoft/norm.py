@@ -9,6 +9,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import DType, Shape, TensorType, Type
+from tunewright.ops import batch_rules
 
 from ..base import Array, Attrs, Infer, Operands, OpSpec
 from ..input_errors import check_rows
@@ -180,7 +181,7 @@ OPS = (
         _infer_skip_layer_norm,
     ),
     # ONNX Runtime keeps this one in ONNX's domain; some exporters write it in Microsoft's.
-    OpSpec("SimplifiedLayerNormalization", _simplified, _infer_simplified),
+    OpSpec("SimplifiedLayerNormalization", _simplified, _infer_simplified, batch=batch_rules.along(-1, behind=True)),
     OpSpec(MS + "SimplifiedLayerNormalization", _simplified, _infer_simplified),
     OpSpec(MS + "EmbedLayerNormalization", _embed_layer_norm, _infer_embed(None)),
     OpSpec(MS + "QEmbedLayerNormalization", _q_embed_layer_norm, _infer_embed(DType.FLOAT32)),

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tunewright.ir.types import Dim, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Operands, OpSpec
@@ -247,11 +248,14 @@ def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], a
     return 2.0 * x.dims[0] * x.dims[1] * (w.size + r.size)
 
 
+#: the names of the inputs
+_ROLES = ("input", "weights", "recurrence", "bias", "lengths", "initial-h", "initial-c", "peepholes")
+
 OPS = with_samples(
     (
-        OpSpec("LSTM", _lstm, _infer, flops=_flops, heavy=True),
-        OpSpec("GRU", _gru, _infer, flops=_flops, heavy=True),
-        OpSpec("RNN", _rnn, _infer, flops=_flops, heavy=True),
+        OpSpec("LSTM", _lstm, _infer, flops=_flops, heavy=True, batch=batch_rules.recurrent, roles=_ROLES),
+        OpSpec("GRU", _gru, _infer, flops=_flops, heavy=True, batch=batch_rules.recurrent, roles=_ROLES),
+        OpSpec("RNN", _rnn, _infer, flops=_flops, heavy=True, batch=batch_rules.recurrent, roles=_ROLES),
     ),
     samples_model.RECURRENT,
 )

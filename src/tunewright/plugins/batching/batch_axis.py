@@ -18,11 +18,10 @@ from tunewright.frontend.model import Model
 from tunewright.ir.graph import Graph, Node, Value, freeze
 from tunewright.ir.types import DType, TensorType
 from tunewright.ops import lookup
+from tunewright.ops.batch_rules import Examples, Unproven, elementwise
 from tunewright.passes.base import Context, run_passes
 from tunewright.passes.standard import NEUTRAL
 from tunewright.settings import Settings
-
-from .batch_rules import RULES, Examples, Unproven, elementwise, reduced
 
 #: Numbers of examples for the proof; other sizes are rarely equal to them.
 COUNTS = (7, 5)
@@ -87,11 +86,7 @@ class _Proof(Examples):
             for value in node.outputs:
                 self.before[value] = self.before[self.input(node, 0)]
             return
-        rule = RULES.get(node.op)
-        if rule is None and node.op.startswith("Reduce"):
-            rule = reduced
-        elif rule is None and spec is not None and spec.elementwise:
-            rule = elementwise
+        rule = None if spec is None else spec.batch or (elementwise if spec.elementwise else None)
         if rule is None or node.bodies or node.epilogue:
             raise Unproven("is no operation that is known to keep examples apart")
         axes = rule(self, node)

@@ -11,16 +11,17 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ..devices import kernel_cache
-from ..devices.base import Device, Queue, Target
-from ..devices.cuda.device import HELD, CudaArray, CudaDevice, CudaQueue, torch_dtype
-from ..devices.executable import Kernel, Packing
-from ..errors import ModelError
-from ..ir.types import PLAIN, DType, TensorType
-from ..ops.infer import MISTAKES
-from .base import Config, Missing, Problem, Solver, why_not_type
-from .triton.source.compile import Pair, capability, obtain, recording
-from .triton.source.compile_many import build_all
+from tunewright.devices import kernel_cache
+from tunewright.devices.base import Device, Queue, Target
+from tunewright.devices.cuda.device import HELD, CudaArray, CudaDevice, CudaQueue, torch_dtype
+from tunewright.devices.executable import Kernel, Packing
+from tunewright.errors import ModelError
+from tunewright.ir.types import PLAIN, DType, TensorType
+from tunewright.ops.infer import MISTAKES
+from tunewright.solvers.base import Config, Missing, Problem, Solver, why_not_type
+
+from .compile import Pair, capability, obtain, recording
+from .compile_many import build_all
 
 #: Enqueues a kernel's work on the current stream. Its arguments are its queue (for scratch memory), inputs and outputs:
 #: torch tensors in physical order, with None for an absent input. It must neither wait for the device nor read values,

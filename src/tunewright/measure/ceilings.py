@@ -40,11 +40,6 @@ CPU_ITEMS, GPU_GROUPS, GPU_LOCAL = 16, 32, 256
 #: Size of the memory that is read, as a multiple of the last-level cache, and its bounds. A GPU needs 2 GiB: it reads
 #: 256 MiB in less time than ten launches take. An H200 shows 3.3 TB/s with 256 MiB and 4.3 TB/s with 2 GiB.
 BEYOND, LEAST_BYTES, MOST_BYTES, GPU_BYTES = 4, 64 << 20, 512 << 20, 2 << 30
-#: Operations that pick elements out of an input: they read at most as many bytes of each input as they write results.
-PICKS = frozenset({
-    "Gather", "GatherElements", "GatherND", "Slice", "Resize", "Compress", "com.microsoft::EmbedLayerNormalization",
-    "com.microsoft::GatherBlockQuantized", "com.microsoft::GatherND",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def work_of(problem: Problem) -> Work | str:
         return f"its types do not fit: {error}"
     results = sum(t.nbytes for t in made)
     read = [t.nbytes for t in given if isinstance(t, TensorType)]
-    if problem.op in PICKS:
+    if spec.picks:
         read = [min(nbytes, results) for nbytes in read]
     return Work(flops + len(problem.epilogue) * sum(t.size for t in made), float(sum(read) + results))
 

@@ -86,6 +86,12 @@ class OpSpec:
     #: where the examples of a batch are in its results (`batch_rules`). None: it may mix examples, unless it is
     #: element-wise or a view
     batch: BatchRule | None = None
+    #: inputs that only hold sizes, which the types of the results show anyway
+    size_inputs: tuple[int, ...] = ()
+    #: it picks elements out of its inputs, and reads at most as many bytes of each as it writes results
+    picks: bool = False
+    #: rounding of large numbers decides its results: exponentials of sums, and recurrences
+    steep: bool = False
     #: names of its inputs, in order, as options of `tunewright driver`. Empty: those of ONNX's schema
     roles: tuple[str, ...] = ()
     #: the sub-command of `tunewright driver` that serves it, such as ``conv``. Empty: it follows from its name

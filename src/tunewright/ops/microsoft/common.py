@@ -86,10 +86,10 @@ def activate(name: str, x: Array, params: Sequence[float] = (), attrs: Attrs | N
 
 
 def heavy(
-    name: str, reference: Reference, infer: Infer, flops: Flops, batch: BatchRule | None = None
+    name: str, reference: Reference, infer: Infer, flops: Flops, batch: BatchRule | None = None, steep: bool = False
 ) -> OpSpec:  # fmt: skip
     """An operator that is worth a kernel of its own."""
-    return OpSpec(MS + name, reference, infer, flops=flops, heavy=True, batch=batch)
+    return OpSpec(MS + name, reference, infer, flops=flops, heavy=True, batch=batch, steep=steep)
 
 
 def product_flops(k_input: int, k_axis: int) -> Flops:

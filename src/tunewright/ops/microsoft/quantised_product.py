@@ -282,5 +282,5 @@ OPS = (
     heavy("MatMulInteger16", _integer16, _infer_matmul(DType.INT32), product_flops(0, -1)),
     heavy("MatMulNBits", _matmul_n_bits, _infer_matmul_n_bits, product_flops(0, -1), batch_rules.along(-1)),
     heavy("MatMulBnb4", _matmul_bnb4, _infer_matmul_bnb4, product_flops(0, -1)),
-    OpSpec(MS + "GatherBlockQuantized", _gather_block_quantized, _infer_gather_block_quantized),
+    OpSpec(MS + "GatherBlockQuantized", _gather_block_quantized, _infer_gather_block_quantized, picks=True),
 )

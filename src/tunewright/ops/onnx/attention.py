@@ -212,6 +212,7 @@ OPS = with_samples(
             flops=_flops,
             heavy=True,
             batch=batch_rules.attention,
+            steep=True,
             roles=("query", "key", "value", "mask", "past-key", "past-value"),
         ),
         OpSpec("RotaryEmbedding", _rotary, shapes.same_as(), batch=batch_rules.rotary),

@@ -11,7 +11,7 @@ from tunewright.ir.types import Dim, TensorType, Type
 from tunewright.ops import batch_rules
 
 from .. import shapes
-from ..base import Array, Attrs, Operands, OpSpec
+from ..base import Array, Attrs, Operands, OpSpec, Reference
 from ..input_errors import check_lengths
 from ..numeric import narrow, sigmoid, softplus, wide
 from ..samples import model as samples_model
@@ -251,11 +251,18 @@ def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], a
 #: the names of the inputs
 _ROLES = ("input", "weights", "recurrence", "bias", "lengths", "initial-h", "initial-c", "peepholes")
 
+
+def _spec(name: str, reference: Reference) -> OpSpec:
+    return OpSpec(
+        name, reference, _infer, flops=_flops, heavy=True, batch=batch_rules.recurrent, steep=True, roles=_ROLES
+    )  # fmt: skip
+
+
 OPS = with_samples(
     (
-        OpSpec("LSTM", _lstm, _infer, flops=_flops, heavy=True, batch=batch_rules.recurrent, roles=_ROLES),
-        OpSpec("GRU", _gru, _infer, flops=_flops, heavy=True, batch=batch_rules.recurrent, roles=_ROLES),
-        OpSpec("RNN", _rnn, _infer, flops=_flops, heavy=True, batch=batch_rules.recurrent, roles=_ROLES),
+        _spec("LSTM", _lstm),
+        _spec("GRU", _gru),
+        _spec("RNN", _rnn),
     ),
     samples_model.RECURRENT,
 )

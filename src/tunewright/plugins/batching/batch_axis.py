@@ -9,6 +9,7 @@ must treat all examples alike. An operation without a rule proves nothing; neith
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -96,10 +97,6 @@ class _Proof(Examples):
             self.before[value] = math.prod(self.dims(value)[:axis])
 
 
-#: Inputs that hold sizes, which the results show anyway. In a view, all inputs but the first are such.
-_SIZES = {"Expand": (1,), "Slice": (2,), "Resize": (3,)}
-
-
 def _check_same(one: _Proof, other: _Proof) -> None:
     """Check that the model is the same for another number of examples, so that nothing is computed from that number."""
     nodes = list(zip(one.graph.nodes, other.graph.nodes, strict=False))
@@ -109,7 +106,9 @@ def _check_same(one: _Proof, other: _Proof) -> None:
         raise Unproven("it is another graph for another number of examples")
     for a, b in nodes:
         spec = lookup(a.op)
-        sizes = range(1, len(a.inputs)) if spec is not None and spec.view else _SIZES.get(a.op, ())
+        sizes: Sequence[int] = () if spec is None else spec.size_inputs
+        if spec is not None and spec.view:  # all inputs but the first hold sizes
+            sizes = range(1, len(a.inputs))
         for i, (v, w) in enumerate(zip(a.inputs, b.inputs, strict=True)):
             if (v is not None and v.const is not None) and i not in sizes and not _alike(v, w):
                 raise Unproven(f"{a.op} {a.name!r} takes {v.name!r}, which depends on the number of examples")

@@ -281,9 +281,9 @@ def _reverse_sequence(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[A
 
 OPS = with_samples(
     (
-        OpSpec("Gather", _gather, _infer_gather, batch=batch_rules.gathered),
-        OpSpec("GatherElements", _gather_elements, _infer_gather_elements),
-        OpSpec("GatherND", _gather_nd, _infer_gather_nd),
+        OpSpec("Gather", _gather, _infer_gather, batch=batch_rules.gathered, picks=True),
+        OpSpec("GatherElements", _gather_elements, _infer_gather_elements, picks=True),
+        OpSpec("GatherND", _gather_nd, _infer_gather_nd, picks=True),
         OpSpec("Scatter", _scatter_elements, _infer_scatter),
         OpSpec("ScatterElements", _scatter_elements, _infer_scatter),
         OpSpec("ScatterND", _scatter_nd, _infer_scatter),
@@ -291,7 +291,7 @@ OPS = with_samples(
         OpSpec("TopK", _top_k, _infer_top_k, batch=batch_rules.along(-1)),
         OpSpec("OneHot", _one_hot, _infer_one_hot),
         OpSpec("NonZero", _non_zero, _infer_non_zero),
-        OpSpec("Compress", _compress, _infer_compress),
+        OpSpec("Compress", _compress, _infer_compress, picks=True),
         OpSpec("Unique", _unique, _infer_unique),
         OpSpec("ReverseSequence", _reverse_sequence, shapes.same_as()),
     ),

@@ -330,5 +330,6 @@ def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], a
 
 
 OPS = with_samples(
-    (OpSpec("Resize", _resize, _infer_resize, flops=_flops, batch=batch_rules.resized),), samples_model.RESIZE
+    (OpSpec("Resize", _resize, _infer_resize, flops=_flops, batch=batch_rules.resized, size_inputs=(3,), picks=True),),
+    samples_model.RESIZE,
 )

@@ -35,7 +35,7 @@ from tunewright.search import Space
 from tunewright.solvers.base import Config, Kernel, Problem, Solver, solvers
 from tunewright.testing.kernelcheck import Case
 from tunewright.tuning.candidate_search import plain
-from tunewright.tuning.session import tune
+from tunewright.tuning.session import SearchPlan, SessionSubject, tune
 
 #: name -> image, channels in, channels out, window, stride
 LAYERS = {
@@ -102,8 +102,8 @@ def aa(device: Device, name: str, count: int, seconds: float, regime: str) -> di
         for seed in range(count):
             start = time.monotonic()
             found = tune(
-                problem, device.target, default, pair, measurer, strategy=lambda solver: None, seconds=seconds,
-                seed=seed, regime=regime,
+                SessionSubject(problem, device.target, default, pair), measurer,
+                SearchPlan(seconds, seed, regime, strategy=lambda solver: None),
             )  # fmt: skip
             twin = next((m for m in found.records if m.key.solver != first.id), None)
             gain = twin.evidence.gain if twin is not None else None
@@ -141,8 +141,8 @@ def repeat(
         with measurer_for(device, isolated) as measurer:
             for seed in range(runs):
                 found = tune(
-                    problem, device.target, default, offered, measurer, strategy="auto", seconds=seconds, seed=seed,
-                    regime=regime,
+                    SessionSubject(problem, device.target, default, offered), measurer,
+                    SearchPlan(seconds, seed, regime, strategy="auto"),
                 )  # fmt: skip
                 chosen.append(found.chosen)
                 sessions.append({"chosen": words(found.chosen), "reason": found.reason, "attempted": found.attempted})

@@ -93,7 +93,7 @@ def tune_many(
     """
     from .tools.tune.command import parse_time
     from .tools.tune.workloads import Fed, InputShapes, cases_of, paths_of, works_of
-    from .tuning import suggested_commands
+    from .tuning.offline import suggested_commands
 
     named = [models] if isinstance(models, str | os.PathLike) else list(models)
     weights = {Path(path): weight for path, weight in models.items()} if isinstance(models, Mapping) else {}

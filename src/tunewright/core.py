@@ -291,6 +291,7 @@ class Core:
         continues the tuning, for the result file. By default it is made from the model's file, the shapes and the
         settings.
         """
+        from .model_tuning.layers import TuningOptions
         from .model_tuning.model import tune
         from .model_tuning.result import ResultRecorder, tune_command
 
@@ -301,7 +302,7 @@ class Core:
         recorder = ResultRecorder(
             "model", str(loaded.path or loaded.name), plugin.device, settings, budget, report, command
         )
-        return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
+        return recorder.finish(tune(plugin, loaded, inputs, TuningOptions(settings, budget, again, recorder, stop)))
 
     def tune_many(
         self,
@@ -328,7 +329,7 @@ class Core:
         >>> core.tune_many(works, budget=600)
         """
         from .model_tuning.objective import Objective, maker
-        from .model_tuning.several_models import Goal, How, tune_many
+        from .model_tuning.several_models import Goal, SeveralTuningOptions, tune_many
 
         try:
             wanted = Objective(objective)
@@ -340,15 +341,15 @@ class Core:
         if serving:  # one stream on each thread, as a load with PERFORMANCE_HINT = THROUGHPUT has
             settings = replace(settings, performance_hint="THROUGHPUT")
         goal = Goal() if until is None else Goal.parse(until, "until")
-        how = How(settings, _seconds(budget), again, goal, report, stop, command)
+        how = SeveralTuningOptions(settings, _seconds(budget), again, report, stop, goal, command)
 
         def make(model: Model) -> tuple[SingleDevice, Maker]:
             plugin, _ = self._single(model, device, settings)
-            return plugin, maker(wanted, plugin, how.budget, again, stop)
+            return plugin, maker(wanted, plugin, how)
 
         plugin, _ = self._single(None, device, settings)
         # Fail before the work starts if the device cannot be opened or has no energy meter.
-        maker(wanted, plugin, how.budget, again, stop)
+        maker(wanted, plugin, how)
         return tune_many(works, how, make)
 
     def _single(self, model: Model | None, device: str, settings: Settings) -> tuple[SingleDevice, Settings]:
@@ -423,9 +424,10 @@ class Core:
         There is no network to decide in: kernels are compared alone, and times are those of single executions. The
         other arguments are as for `tune`.
         """
+        from .model_tuning.layers import TuningOptions
         from .model_tuning.problems import read, tune_problems
         from .model_tuning.result import ResultRecorder
-        from .tuning import suggested_commands
+        from .tuning.offline import suggested_commands
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         paths = [dumps] if isinstance(dumps, str | os.PathLike) else list(dumps)
@@ -435,9 +437,7 @@ class Core:
         opened = open_device(device, settings)
         again_with = suggested_commands.command("tune", *map(str, paths), device=device, settings=settings)
         recorder = ResultRecorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report, again_with)
-        return recorder.finish(
-            tune_problems(opened, problems, settings, budget, again=again, report=recorder, stop=stop)
-        )
+        return recorder.finish(tune_problems(opened, problems, TuningOptions(settings, budget, again, recorder, stop)))
 
     def _settings(self, model: Model, config: Mapping[str, Any] | None) -> Settings:
         """Return the settings for a model. A frozen model uses the lockfile beside its file unless LOCK_FILE is set."""

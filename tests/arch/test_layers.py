@@ -150,6 +150,35 @@ def test_nothing_runs_code_from_data() -> None:
                 assert allowed, f"{place(path)}:{node.lineno}"
 
 
+def branches_on_a_device(path: Path) -> list[int]:
+    """The lines that compare a device's kind or family with a fixed text: traits of devices answer such questions."""
+    lines = []
+    for node in ast.walk(ast.parse(text(path))):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            asks = any(isinstance(side, ast.Attribute) and side.attr in ("device", "family") for side in sides)
+            parts = [
+                part
+                for side in sides
+                for part in (side.elts if isinstance(side, ast.Tuple | ast.Set | ast.List) else [side])
+            ]
+            if asks and any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts):
+                lines.append(node.lineno)
+    return lines
+
+
+def test_only_devices_tell_kinds_of_devices_apart() -> None:
+    """A new device then needs no edit elsewhere: it has other `Traits`."""
+    found = {place(path): branches_on_a_device(path) for path in MODULES if names(path)[:1] != ("devices",)}
+    assert not {path: lines for path, lines in found.items() if lines}
+
+
+def test_a_branch_on_a_device_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("a = target.device == 'cpu'\nb = d.family in ('null', 'host')\nc = r.family == family\n")
+    assert branches_on_a_device(path) == [1, 2]
+
+
 #: too slow, or not there without an extra: nothing that every user imports may load them
 HEAVY = ("pyopencl", "torch", "triton", "onnxruntime", "openvino", "onnx", "typer", "rich", "matplotlib", "sklearn")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sessions import tune
 from tunewright.knowledge.record import from_line, to_line
 from tunewright.measure.local import LocalMeasurer
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Solver, solvers
 from tunewright.testing.kernelcheck import Case
-from tunewright.tuning.session import tune
 
 DEVICE = open_device("CPU")
 RNG = np.random.default_rng(0)

@@ -143,9 +143,14 @@ def test_what_a_search_found_fast_is_not_compiled_again(device: Device, tmp_path
         assert [measurer.attempt(c).status for c in (winner, loser)] == [Status.OK] * 2
         solver = next(s for s in solvers() if s.id == winner[0])
         record = evidence.measurement(
-            SOFTMAX, device.target, solver, winner[1], [1e-3], 0.0, Ratio.one(), Ratio.one(), True, winner,
-            measurer.regime(), {},
-        )  # fmt: skip
+            SOFTMAX,
+            device.target,
+            solver,
+            winner[1],
+            evidence.ContestSamples([1e-3], 0.0, Ratio.one(), Ratio.one(), True, winner),
+            measurer.regime(),
+            {},
+        )
         outcome = Outcome(winner, False, "", records=(record,))
         keep_programs(measurer, outcome, device, Settings.make({"CACHE_DIR": ""}))
         assert not (tmp_path / "cache").exists()

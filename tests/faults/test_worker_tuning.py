@@ -10,6 +10,7 @@ import pytest
 from faults import workers
 from faults.faulty.faulty import PACES, FaultyHost
 from faults.workers import HOST, PROBLEM, TWELVE, faulty
+from sessions import tune
 from tunewright.devices.base import Target
 from tunewright.knowledge.record import FAULTS
 from tunewright.measure.isolated import Isolated
@@ -18,7 +19,7 @@ from tunewright.search.base import Status
 from tunewright.search.space import Space
 from tunewright.solvers.base import Problem
 from tunewright.tuning.contest import LEAST_GAIN
-from tunewright.tuning.session import Outcome, tune
+from tunewright.tuning.session import Outcome
 
 #: the worker's measurer is given so long for a candidate
 TIMEOUT = 4.0

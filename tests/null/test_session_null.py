@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sessions import duel, tune
 from tunewright.devices.base import Device, Queue, Target
 from tunewright.devices.null import NullDevice, NullQueue
 from tunewright.ir.types import DType, TensorType
@@ -14,7 +15,7 @@ from tunewright.measure.local import LocalMeasurer
 from tunewright.search import Config, Space, Status
 from tunewright.solvers.base import Kernel, Problem, Solver
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.tuning.session import Outcome, duel, tune
+from tunewright.tuning.session import Outcome
 
 TYPE = TensorType(DType.FLOAT32, (8, 16))
 PROBLEM = Problem("Mul", (TYPE, TYPE), (TYPE,), {}, constant=(False, False))

@@ -33,7 +33,7 @@ from tunewright.runtime.requests.plan_trial import PlanTrial
 from tunewright.search.space import Config
 from tunewright.settings import Settings, child_environment
 from tunewright.solvers.base import solvers
-from tunewright.tuning.evidence import measurement
+from tunewright.tuning.evidence import ContestSamples, measurement
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 #: seconds for what takes one or two on a quiet machine
@@ -95,8 +95,10 @@ def store(made, one, gain):
     first = (default.solver.id, Config(default.config))
     for who, ratio in ((first, Ratio.one()), (one.candidate, gain)):
         solver = next(s for s in tuner.candidates if s.id == who[0])
-        how = Ratio.one(), True, first, Regime("layer", 1, 64), {}
-        record = measurement(problem, target, solver, who[1], [1e-5] * 8, 0.0, ratio, *how)
+        how = Ratio.one(), True, first
+        record = measurement(
+            problem, target, solver, who[1], ContestSamples([1e-5] * 8, 0.0, ratio, *how), Regime("layer", 1, 64), {}
+        )
         tuner.user.add([record])
     return first
 

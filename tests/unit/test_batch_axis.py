@@ -17,9 +17,9 @@ from tunewright.ir.graph import Graph, Node
 from tunewright.ir.types import TensorType
 from tunewright.ops import lookup, names
 from tunewright.ops.base import OpSpec, Sample
+from tunewright.ops.batch_rules import Unproven
 from tunewright.ops.infer import propagate
 from tunewright.plugins.batching.batch_axis import _Proof, batched, why_not
-from tunewright.plugins.batching.batch_rules import Unproven
 from tunewright.settings import Settings
 from tunewright.testing import models
 

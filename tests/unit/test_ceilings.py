@@ -97,7 +97,7 @@ def test_ceilings_are_measured_once_and_lie_where_hardware_does(name):
     top = ceilings(device)
     assert ceilings(device) is top and not top.why
     # a kernel whose loop the compiler had dropped would be far above
-    most = local.CORE_BYTES / 4 * 2 * 2 * local.CLOCK * device.target.units
+    most = device.target.traits.bytes_per_clock / 4 * 2 * 2 * local.CLOCK * device.target.units
     assert 1e8 < top.flops < most
     assert 1e8 < top.bandwidth < 2e12
 

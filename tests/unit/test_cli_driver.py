@@ -24,7 +24,7 @@ from tunewright.tuning import session
 from tunewright.tuning.offline import dump
 from tunewright.tuning.offline.command import from_line
 from tunewright.tuning.offline.command_form import CLASSES
-from tunewright.tuning.suggested_commands import driver
+from tunewright.tuning.offline.suggested_commands import driver
 from tunewright.tuning.tuner import Origin, Tuner
 
 opencl = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")

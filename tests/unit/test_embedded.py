@@ -62,9 +62,14 @@ def tuned(file):
     config = next(c for c in choice.solver.space(problem, device.target) if c != Config(choice.config))
     default = (choice.solver.id, choice.config)
     made = evidence.measurement(
-        problem, device.target, choice.solver, config, [1e-3, 2e-3], 0.0, Ratio(1.5, 1.4, 1.6, 30), Ratio.one(), True,
-        default, Regime("cold", 4, 100), {},
-    )  # fmt: skip
+        problem,
+        device.target,
+        choice.solver,
+        config,
+        evidence.ContestSamples([1e-3, 2e-3], 0.0, Ratio(1.5, 1.4, 1.6, 30), Ratio.one(), True, default),
+        Regime("cold", 4, 100),
+        {},
+    )
     open_user(core.settings).add([made])
     return made
 

@@ -169,6 +169,71 @@ def test_op(site: Path) -> None:
     )
 
 
+WELL_SERVED = '''
+"""An operator with everything that a definition may say about it: rows divided by their sums, times a scale."""
+import numpy as np
+from tunewright.ops import batch_rules
+from tunewright.ops.base import OpSpec, Sample
+from tunewright.ops.shapes import same_as
+
+
+def reference(inputs, attrs, n):
+    x, scale = inputs
+    return [(x / x.sum(-1, keepdims=True) * scale).astype(x.dtype)]
+
+
+def samples(rng):
+    for shape in ((3, 4), (2, 3, 5)):
+        yield Sample([rng.random(shape, np.float32) + 1, rng.random(shape[-1:], np.float32)], {})
+
+
+OPS = (
+    OpSpec(
+        "com.example::RowShare", reference, same_as(), flops=lambda inputs, outputs, attrs: 3.0 * outputs[0].size,
+        samples=samples, batch=batch_rules.along(-1), roles=("input", "scale"), op_class="norm", heavy=True,
+    ),
+)
+'''
+
+USE_WELL_SERVED = """
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+from tunewright import Core, Settings
+from tunewright.ops import lookup
+from tunewright.plugins.batching import batch_axis
+from tunewright.testing.opcheck import assert_op
+from tunewright.tuning.offline.command_form import class_of, form
+from tunewright.tuning.policy import op_class
+
+name = "com.example::RowShare"
+spec = lookup(name)
+assert_op(spec)
+assert (class_of(name), op_class(name), form(name).roles) == ("norm", "reduce", ("input", "scale"))
+
+def model(axes):
+    node = helper.make_node("RowShare", ["x", "s"], ["y"], name="it", domain="com.example")
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, axes) for n in "xy"]
+    scale = numpy_helper.from_array(np.arange(axes[-1], dtype=np.float32), "s")
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.example", 1)]
+    return helper.make_model(helper.make_graph([node], "g", info[:1], info[1:], [scale]), opset_imports=imports)
+
+core = Core()
+assert batch_axis.why_not(core.read_model(model([1, 4])), Settings()) == ""
+assert "along the axis of the examples" in batch_axis.why_not(core.read_model(model([1])), Settings())
+x = np.array([[1, 1, 2, 4]], np.float32)
+print(core.compile_model(model([1, 4]))({"x": x})["y"].tolist())
+"""
+
+
+def test_a_well_served_op_is_one_file(tmp_path: Path) -> None:
+    """Its rule for batches, its options on the command line and how it is searched all stand in its definition."""
+    install(tmp_path, "served", {"ops": WELL_SERVED})
+    assert check(tmp_path, USE_WELL_SERVED) == "[[0.0, 0.125, 0.5, 1.5]]"
+    line = ["norm", "--op", "com.example::RowShare", "--input", "float32[4,8]", "--scale", "float32[8]"]
+    done = python(tmp_path, "-m", "tunewright", "driver", *line, "--seconds", "0")
+    assert "RowShare(float32[4,8], float32[8]!)" in done.stdout + done.stderr, done.stderr
+
+
 def test_solver(site: Path) -> None:
     """It is chosen for its problem, refuses others with a reason, and its kernel gives the result."""
     code = f"""{MODEL}

@@ -411,7 +411,7 @@ def test_measured_and_kept(core: Core, tmp_path: Path) -> None:
     loaded.affinity = {"conv_0": "CPU.HOST"}  # another wish is another problem
     assert compiled(core, loaded, "HETERO:CPU.HOST,CPU").origin == "priorities"
     assert compiled(core, proto, "HETERO:CPU.HOST,CPU", HETERO_PLACEMENT="PRIORITY").origin == "priorities"
-    with pytest.raises(DeviceError, match="nothing to place"):
+    with pytest.raises(DeviceError, match="no nodes to place"):
         core.place_model(proto, {"x": x}, "CPU")
 
 

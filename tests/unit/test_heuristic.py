@@ -410,6 +410,7 @@ def test_a_search_that_is_enforced_stays_in_the_space_of_the_pick(monkeypatch):
 def test_the_host_has_no_say_in_it():
     class Hosted(NullDevice):
         family = "host"
+        runs_references = True
 
     choice = make(candidates=(HOST,), heuristic=FOUR_IS_BEST).choose(problem(), Hosted())
     assert choice.origin is Origin.DEFAULT and choice.advice is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sessions import tune
 from tunewright.search import Config
-from tunewright.tuning.session import tune
 from unit.tuning_noise import PROBLEM, TARGET, Fake, Machine
 
 

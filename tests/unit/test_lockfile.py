@@ -187,9 +187,16 @@ def test_accuracy_excludes_a_stored_answer_and_the_next_best_answers() -> None:
 
     def seen(tile: int, gain: float) -> Any:
         return evidence.measurement(
-            problem(), DEVICE.target, rough, Config(tile=tile), [1e-3], 0.0, Ratio(gain, gain, gain, 9), Ratio.one(),
-            True, ("rough", Config(tile=1)), Regime("cold", 2, 1), {},
-        )  # fmt: skip
+            problem(),
+            DEVICE.target,
+            rough,
+            Config(tile=tile),
+            evidence.ContestSamples(
+                [1e-3], 0.0, Ratio(gain, gain, gain, 9), Ratio.one(), True, ("rough", Config(tile=1))
+            ),
+            Regime("cold", 2, 1),
+            {},
+        )
 
     records = [seen(4, 2.0), seen(2, 1.5)]
     free = make((rough, TILED, HOST), records).choose(problem(), DEVICE)
@@ -259,10 +266,17 @@ def test_winograd_with_large_tiles_is_excluded_and_the_next_best_answers(tmp_pat
     records = []
     for tile, gain in ((4, 2.0), (2, 1.5)):
         config = next(c for c in space if c["tile"] == tile)
-        records.append(evidence.measurement(
-            posed, device.target, solver, config, [1e-6], 0.0, Ratio(gain, gain, gain, 9), Ratio.one(), True, default,
-            Regime("cold", 2, 1), {},
-        ))  # fmt: skip
+        records.append(
+            evidence.measurement(
+                posed,
+                device.target,
+                solver,
+                config,
+                evidence.ContestSamples([1e-6], 0.0, Ratio(gain, gain, gain, 9), Ratio.one(), True, default),
+                Regime("cold", 2, 1),
+                {},
+            )
+        )
     SqliteDatabase(tmp_path / "tuned").add(records)
 
     def chosen(mode: str) -> Any:
@@ -457,10 +471,17 @@ def test_a_second_process_uses_exactly_the_locked_kernels(tmp_path: Path) -> Non
         if posed.is_static and not choice.solver.host:  # as if tuning had found other configs
             config = another(choice.solver, posed, device.target, choice.config)
             default = (choice.solver.id, Config(choice.config))
-            records.append(evidence.measurement(
-                posed, device.target, choice.solver, config, [1e-6], 0.0, Ratio(1.5, 1.4, 1.6, 9), Ratio.one(), True,
-                default, Regime("cold", 2, 1), {},
-            ))  # fmt: skip
+            records.append(
+                evidence.measurement(
+                    posed,
+                    device.target,
+                    choice.solver,
+                    config,
+                    evidence.ContestSamples([1e-6], 0.0, Ratio(1.5, 1.4, 1.6, 9), Ratio.one(), True, default),
+                    Regime("cold", 2, 1),
+                    {},
+                )
+            )
     assert len(records) >= 2
     SqliteDatabase(tmp_path / "tuned").add(records)
     core = Core({"USER_DB_PATH": str(tmp_path / "tuned")})

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
+from sessions import duel, tune
 from tunewright.errors import DeviceError
 from tunewright.knowledge.database import MemoryDatabase
 from tunewright.knowledge.record import Fault, Measurement, Ratio, from_line, to_line
 from tunewright.measure.base import Attempt
 from tunewright.search import Config, Status
 from tunewright.tuning import candidate_search, contest
-from tunewright.tuning.session import duel, tune
 from unit.tuning_noise import ALL, JITTER, PROBLEM, QUIET, TARGET, Fake, Machine, Noise
 
 TILES = {"tile": [1, 2, 4, 8, 16], "unroll": [1, 2, 4]}

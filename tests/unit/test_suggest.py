@@ -14,7 +14,7 @@ from tunewright import Core, tools
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning import suggested_commands
+from tunewright.tuning.offline import suggested_commands
 from tunewright.tuning.offline.command import from_line
 
 

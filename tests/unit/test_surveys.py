@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from sessions import tune
 from tunewright import tools
 from tunewright.knowledge.database import MemoryDatabase, superseded
 from tunewright.knowledge.open_databases import open_user
@@ -18,7 +19,7 @@ from tunewright.measure.statistics import unknown
 from tunewright.search import Config, Status
 from tunewright.settings import Settings
 from tunewright.tuning import candidate_search
-from tunewright.tuning.session import Outcome, tune
+from tunewright.tuning.session import Outcome
 from unit.tuning_noise import PROBLEM, TARGET, Fake, Machine
 
 TILES = {"tile": [1, 2, 4, 8, 16], "unroll": [1, 2, 4], "order": [0, 1, 2]}

@@ -17,6 +17,7 @@ from tunewright.ir.types import DType
 from tunewright.knowledge.record import Ratio
 from tunewright.measure.base import Regime
 from tunewright.model_tuning import model as whole
+from tunewright.model_tuning.layers import TuningOptions
 from tunewright.ops.tolerance import TOLERANCES
 from tunewright.plugins.batching import streams
 from tunewright.plugins.single import SingleDevice, open_device
@@ -60,8 +61,8 @@ def core(tmp_path):
 
 def tuning(core, budget=3.0, **options):
     plugin = SingleDevice(open_device("CPU"))
-    given = {"again": False, "report": None, "stop": None} | options
-    return whole.ModelTuning(plugin, core.read_model(model()), X, core.settings, budget, **given)
+    given = TuningOptions(core.settings, budget, **options)
+    return whole.ModelTuning(plugin, core.read_model(model()), X, given)
 
 
 def test_layers_are_problems_with_the_time_of_all_their_nodes(core):
@@ -78,7 +79,7 @@ def test_nodes_of_one_name_are_layers_of_their_own(core):
     for node in same.graph.node:
         node.name = "same"
     plugin = SingleDevice(open_device("CPU"))
-    run = whole.ModelTuning(plugin, core.read_model(same), X, core.settings, 3.0, False, None, None)
+    run = whole.ModelTuning(plugin, core.read_model(same), X, TuningOptions(core.settings, 3.0))
     run.profile()
     assert len(run.layers) == 2 and all(layer.seconds > 0 for layer in run.layers)
 
@@ -117,9 +118,14 @@ def record(core, layer, candidate, gain, confirmed=True):
     solver = next(s for s in tuner.candidates if s.id == candidate[0])
     default = (layer.choice.solver.id, layer.choice.config)
     made = evidence.measurement(
-        layer.problem, layer.device.target, solver, candidate[1], [1e-3, 2e-3], 0.0, gain, Ratio.one(), confirmed,
-        default, Regime("cold", 4, 100), {},
-    )  # fmt: skip
+        layer.problem,
+        layer.device.target,
+        solver,
+        candidate[1],
+        evidence.ContestSamples([1e-3, 2e-3], 0.0, gain, Ratio.one(), confirmed, default),
+        Regime("cold", 4, 100),
+        {},
+    )
     tuner.user.add([made])
     return made
 

@@ -83,9 +83,14 @@ def searches(monkeypatch):
         mine = (default.solver.id, Config(default.config))
         gain = Ratio(1.5, 1.4, 1.6, 9)
         made = evidence.measurement(
-            problem, device.target, solver, config, [1e-3], 0.0, gain, Ratio.one(), True, mine, Regime("layer", 1, 1),
+            problem,
+            device.target,
+            solver,
+            config,
+            evidence.ContestSamples([1e-3], 0.0, gain, Ratio.one(), True, mine),
+            Regime("layer", 1, 1),
             {},
-        )  # fmt: skip
+        )
         self.user.add([made])
         return session.Outcome(mine, False, "made up", records=(made,))
 
@@ -330,7 +335,7 @@ def test_energy_of_a_processor(rapl):
 
 def test_without_a_counter_energy_is_refused_in_words(folder, monkeypatch, capsys):
     monkeypatch.setattr(energy, "POWERCAP", folder / "none")
-    monkeypatch.setattr(objective, "meter", lambda kind, number: "nothing here tells it")
+    monkeypatch.setattr(energy, "meter", lambda kind, number: "nothing here tells it")
     code, _, err = call(capsys, "tune", folder / "a.onnx", "--objective", "energy")
     assert code == 2 and "its energy cannot be measured: nothing here tells it" in err and err.count("\n") == 1
     with pytest.raises(DeviceError, match="--objective latency"):

@@ -62,7 +62,8 @@ def scripted(monkeypatch, takes):
     given: list[float] = []
     clock = [0.0]
 
-    def tune(problem, target, default, *_, seconds, report=None, **__):
+    def tune(subject, measurer, plan, earlier, hooks):
+        seconds, report, default = plan.seconds, hooks.report, subject.default
         given.append(seconds)
         for part in (0.0, 0.5):
             clock[0] += part * takes(seconds)
@@ -109,9 +110,9 @@ def test_problems_follow_each_other_in_one_file(tmp_path, sessions):
 def test_it_is_there_while_a_problem_is_tuned(tmp_path, monkeypatch):
     seen = []
 
-    def tune(problem, target, default, *_, **__):
+    def tune(subject, *_):
         seen.append(content(tmp_path))
-        return session.Outcome(default, False, "made up")
+        return session.Outcome(subject.default, False, "made up")
 
     monkeypatch.setattr(session, "tune", tune)
     core(tmp_path).compile_model(model(1))(values())

@@ -18,6 +18,7 @@ from tunewright.knowledge.open_databases import open_user
 from tunewright.knowledge.record import Measurement, Ratio
 from tunewright.measure.base import Regime
 from tunewright.model_tuning import problems as offline
+from tunewright.model_tuning.layers import TuningOptions
 from tunewright.plugins.single import open_device
 from tunewright.search.space import Config
 from tunewright.settings import Settings
@@ -126,10 +127,11 @@ def record(problems, monkeypatch, gain=1.5):
     """Sessions that find another config at once; returns their budgets by problem."""
     budgets: dict[str, float] = {}
 
-    def tune(problem, target, default, solvers, measurer, *, seconds, **others):
-        budgets[problem.key()] = seconds
+    def tune(subject, measurer, plan, *others):
+        problem, default = subject.problem, subject.default
+        budgets[problem.key()] = plan.seconds
         ratio = Ratio(gain, gain * 0.9, gain * 1.1, 20)
-        space = next(s for s in solvers if s.id == default[0]).space(problem, target)
+        space = next(s for s in subject.solvers if s.id == default[0]).space(problem, subject.target)
         other = default[0], next(c for c in space if c != Config(default[1]))
         return session.Outcome(other, True, "made up", ratio)
 
@@ -143,7 +145,7 @@ def test_time_goes_where_most_can_be_hoped_for(problems, monkeypatch):
     weights = dict(zip(problems, (1, 9), strict=True))
     settings = Settings.make({"TUNE_RESULT_PATH": ""})
     told = lambda state: phases.append(state.phase)  # noqa: E731
-    result = offline.tune_problems(open_device("CPU"), weights, settings, 100.0, report=told)
+    result = offline.tune_problems(open_device("CPU"), weights, TuningOptions(settings, 100.0, report=told))
     assert list(dict.fromkeys(phases)) == ["profile", "search"] and set(result.seconds) == {"profile", "search"}
     first, second = (next(la for la in result.layers if la.problem == p) for p in problems)
     hopes = first.hope, 9 * second.hope
@@ -161,9 +163,14 @@ def test_what_is_known_is_left_alone_unless_asked(problems, monkeypatch):
         default = tuner.default(problem, device)
         mine = default.solver.id, Config(default.config)
         made = evidence.measurement(
-            problem, device.target, default.solver, mine[1], [1e-3, 2e-3], 0.0, Ratio.one(), Ratio.one(), True, mine,
-            Regime("layer", 4, 100), {},
-        )  # fmt: skip
+            problem,
+            device.target,
+            default.solver,
+            mine[1],
+            evidence.ContestSamples([1e-3, 2e-3], 0.0, Ratio.one(), Ratio.one(), True, mine),
+            Regime("layer", 4, 100),
+            {},
+        )
         tuner.user.add([made])
     budgets = record(problems, monkeypatch)
     result = Core().tune_problems(["d"], budget=5.0)
@@ -201,7 +208,7 @@ def test_mistakes(tmp_path, capsys):
         (["none"], ["none", "holds no model", "no dump of problems (.jsonl)"]),
         (["nowhere.jsonl"], ["nowhere.jsonl", "no such file"]),
         (["nowhere.onnx"], ["nowhere.onnx", "No such file"]),
-        (["empty.jsonl", "--shape", "x=1"], ["--shape", "for models alone"]),
+        (["empty.jsonl", "--shape", "x=1"], ["--shape", "apply to models, not to dumps"]),
         (["model.onnx", "--report", "no/where.html"], ["where.html", "there is no folder"]),
     ):
         assert tools.execute(["tune", *arguments]) == 2

@@ -9,7 +9,7 @@ from tunewright.ir.types import DType, TensorType
 from tunewright.knowledge.record import Ratio
 from tunewright.measure.base import Regime
 from tunewright.model_tuning import layers as tune_search
-from tunewright.model_tuning.layers import LEAST_DECIDE, NO_TIME, TunedLayer, Tuning, reserve
+from tunewright.model_tuning.layers import LEAST_DECIDE, NO_TIME, TunedLayer, Tuning, TuningOptions, reserve
 from tunewright.search.base import Status
 from tunewright.search.space import Config
 from tunewright.settings import Settings
@@ -48,9 +48,14 @@ def layer(name: str, seconds: float) -> TunedLayer:
 
 def outcome(one: TunedLayer, gain: float, count: int = 100) -> session.Outcome:
     record = evidence.measurement(
-        one.problem, one.device.target, SOLVER, Config(tile=2), [1e-3], 0.0, Ratio(gain, 0.1, 10.0, 0), Ratio.one(),
-        False, one.present, Regime("layer", 1, 1), {},
-    )  # fmt: skip
+        one.problem,
+        one.device.target,
+        SOLVER,
+        Config(tile=2),
+        evidence.ContestSamples([1e-3], 0.0, Ratio(gain, 0.1, 10.0, 0), Ratio.one(), False, one.present),
+        Regime("layer", 1, 1),
+        {},
+    )
     trials = (TriedCandidate(one.present, Status.OK, 1e-3, "", 0.0),) * count
     return session.Outcome(one.present, False, "", records=(record,), trials=trials)
 
@@ -60,7 +65,7 @@ def tuning(
 ) -> tuple[Tuning, list[str]]:
     """One whose searches take what they are given, and find what is written here. ``pace``: of each candidate."""
     monkeypatch.setattr(tune_search.time, "monotonic", lambda: Clock.now)
-    made = Tuning(Settings.make({"TUNE_RESULT_PATH": ""}, Settings()), budget, False, None, None)
+    made = Tuning(TuningOptions(Settings(), budget), {"TUNE_RESULT_PATH": ""})
     searched: list[str] = []
 
     def search(problem, device, *rest, seconds, **options):

@@ -41,9 +41,14 @@ class Case:
         first, _, _, last = self.layers
         other = first.choice.solver.id, Config({"n": 1})
         made = evidence.measurement(
-            first.problem, device.target, first.choice.solver, other[1], [1e-3], 0.0, Ratio(2.0, 1.9, 2.1, 9),
-            Ratio.one(), False, first.present, Regime("layer", 1, 1), {},
-        )  # fmt: skip
+            first.problem,
+            device.target,
+            first.choice.solver,
+            other[1],
+            evidence.ContestSamples([1e-3], 0.0, Ratio(2.0, 1.9, 2.1, 9), Ratio.one(), False, first.present),
+            Regime("layer", 1, 1),
+            {},
+        )
         first.outcome = session.Outcome(first.present, False, "1 of 2 seem faster", records=(made,))
         last.skipped = "it takes next to no time"
 

@@ -80,9 +80,14 @@ def problem():
 
 def measured(tile, gain, default=1):
     return evidence.measurement(
-        problem(), DEVICE.target, TILED, Config(tile=tile), [1e-3], 0.0, gain, Ratio.one(), True,
-        ("tiled", Config(tile=default)), Regime("cold", 2, 1), {},
-    )  # fmt: skip
+        problem(),
+        DEVICE.target,
+        TILED,
+        Config(tile=tile),
+        evidence.ContestSamples([1e-3], 0.0, gain, Ratio.one(), True, ("tiled", Config(tile=default))),
+        Regime("cold", 2, 1),
+        {},
+    )
 
 
 def make(settings=None, records=(), candidates=(TILED, HOST), **options):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,9 +67,10 @@ def calm(monkeypatch):
     """
     real = session.tune
 
-    def tune(problem, target, default, solvers, measurer, **options):
-        made_up = Machine(lambda *candidate: 0.002 if candidate == default else 0.001)
-        return real(problem, target, default, solvers, made_up, **options | {"seconds": 20.0, "clock": made_up.clock})
+    def tune(subject, measurer, plan, earlier, hooks):
+        made_up = Machine(lambda *candidate: 0.002 if candidate == subject.default else 0.001)
+        plan, hooks = replace(plan, seconds=20.0), replace(hooks, clock=made_up.clock)
+        return real(subject, made_up, plan, earlier, hooks)
 
     monkeypatch.setattr(session, "tune", tune)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sessions import tune
 from tunewright.devices.null import NullDevice
 from tunewright.knowledge import open_databases
 from tunewright.knowledge.database import MemoryDatabase
@@ -18,7 +19,6 @@ from tunewright.search import Config
 from tunewright.settings import Settings
 from tunewright.tuning import evidence
 from tunewright.tuning.evidence import ENOUGH, EXTENT
-from tunewright.tuning.session import tune
 from tunewright.tuning.tuner import Tuner
 from unit.tuning_noise import PROBLEM, TARGET, Fake, Machine
 
@@ -85,8 +85,14 @@ def test_time_that_no_candidate_fits_into_is_no_verdict(decide: bool):
 def left_open(*counts: int) -> list[Measurement]:
     """What sessions write down that compared so many candidates, one after the other."""
     measured = evidence.measurement(
-        PROBLEM, TARGET, WIDE, FIRST[1], [1e-3], 0.0, Ratio.one(), Ratio.one(), False, FIRST, Regime("warm", 1, 1), {}
-    )  # fmt: skip
+        PROBLEM,
+        TARGET,
+        WIDE,
+        FIRST[1],
+        evidence.ContestSamples([1e-3], 0.0, Ratio.one(), Ratio.one(), False, FIRST),
+        Regime("warm", 1, 1),
+        {},
+    )
     return [
         replace(
             measured, date=f"2026-01-02T03:04:{n:02}Z",

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from ctypes import addressof, c_char
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..ir.formulas import Formulas
 from ..ir.types import DType, TensorType
 from ..ir.weight_memory import LARGE, shared_pages
 from ..settings import Settings
-from . import dlpack
+from . import dlpack, energy
 from .executable import Executable, HostCall, Part
 from .remote import RemoteTensor
 
@@ -66,10 +66,57 @@ def address(array: Any) -> int:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """The questions that solvers, measuring and plugins ask about the hardware of a target.
+
+    The defaults are the answers for hardware of a kind that is not in `KINDS`.
+    """
+
+    #: kernels run on the cores that the threads of the host use; work beside them makes them slower
+    shares_cores: bool = False
+    #: a work-item has a core, and the caches nearest to it, to itself; the target's name may tell their sizes
+    private_caches: bool = False
+    #: kernels ask for memory before they use it
+    prefetches: bool = False
+    #: neighbouring work-items are lanes of one vector, and come in groups
+    has_work_groups: bool = False
+    #: a batch of inferences takes much less time than the same inferences one after the other
+    batches_pay: bool = False
+    #: a new process takes seconds to open the device
+    opens_slowly: bool = False
+    #: kernels compute nothing, and a script says how long each takes
+    is_scripted: bool = False
+    #: the properties whose names begin with ``GPU_`` apply
+    has_gpu_properties: bool = False
+    #: number of inferences that run at the same time unless settings say otherwise (with 2, one runs while data of the
+    #: other is transferred), and the largest useful number (each needs memory); 0: one for each unit
+    streams: int = 2
+    most_streams: int = 8
+    #: for a lower bound of times: bytes per clock of one unit of the fastest hardware of this kind
+    bytes_per_clock: int = 64
+    #: for estimates: operations and bytes per second of one unit; 0 operations: they follow from the vector registers
+    unit_flops: float = 3e11
+    unit_bandwidth: float = 25e9
+
+
+#: The traits of each known kind of device (`Target.device`).
+KINDS = {
+    "cpu": Traits(
+        shares_cores=True, private_caches=True, prefetches=True, streams=0, most_streams=0, unit_flops=0.0
+    ),
+    "gpu": Traits(
+        has_work_groups=True, batches_pay=True, opens_slowly=True, has_gpu_properties=True, bytes_per_clock=4096
+    ),
+    "null": Traits(is_scripted=True),
+}  # fmt: skip
+_UNKNOWN = Traits()
+
+
+@dataclass(frozen=True)
 class Target:
     """What a kernel is compiled for; part of every key. Two runtimes on one processor are two targets."""
 
-    device: str  # kind: cpu, gpu, null
+    device: str  # kind: cpu, gpu, null, or one of an extension
     name: str  # as the hardware calls itself
     arch: str
     units: int
@@ -79,6 +126,18 @@ class Target:
     vector_bytes: int = 16  # of a vector register
     registers: int = 16  # number of vector registers
     lacks: tuple[str, ...] = ()  # what kernels must do without: fp64
+    #: traits that differ from those of the kind; no part of keys
+    own_traits: Traits | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def traits(self) -> Traits:
+        """The traits of the hardware: those of its kind, unless the device gives others."""
+        return self.own_traits or KINDS.get(self.device, _UNKNOWN)
+
+    @property
+    def most_streams(self) -> int:
+        """The largest number of parallel inferences that may be of use."""
+        return self.traits.most_streams or self.units
 
     def has(self, feature: str) -> bool:
         """Kernels may use what not every processor of the architecture has: ``x86-64-v4+avx512vnni``."""
@@ -209,8 +268,15 @@ class Device(ABC):
     #: what people call its devices where there are none
     title: str = ""
 
+    #: how it computes where it stands in for another device, to warn users
+    stand_in: str = ""
+
     name: str
     target: Target
+    #: its kernels are the references, which numpy computes: nothing is compiled, searched or measured
+    runs_references: bool = False
+    #: lists of devices leave it out: users do not choose it
+    is_hidden: bool = False
     #: kernels work on the host's own arrays; else `alloc` makes what only kernels, `Queue.fetch` and `Queue.put` access
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
@@ -336,6 +402,11 @@ class Device(ABC):
 
     def bind(self, mode: str) -> None:  # noqa: B027 (most have no threads of their own)
         """CPU_BIND_THREADS: where its threads may run, from now on."""
+
+    def energy_meter(self) -> energy.EnergyMeter | str:
+        """Return what measures its energy, or the reason why nothing does."""
+        number = self.name.rpartition(".")[2]
+        return energy.meter(self.target.device, int(number) if number.isdecimal() else 0)
 
     def held(self) -> dict[str, int]:
         """Bytes of its own memory that are in use, by purpose; empty where its memory is the host's."""

@@ -279,10 +279,7 @@ def settle(rows: Sequence[Row], inside: Sequence[Late] = ()) -> None:
         if isinstance(row, Compute):
             inside = (*inside, row.late)
         if isinstance(row, LoopRow):
-            for body in row.first:
-                settle(body, inside)
-            settle(row.body, inside if row.late is None else (*inside, row.late))
-            settle(row.behind, inside if row.at_end is None else (*inside, row.at_end))
+            _settle_loop(row, inside)
         elif isinstance(row, Branch):
             settle(row.then, inside)
             settle(row.otherwise, inside)
@@ -290,7 +287,18 @@ def settle(rows: Sequence[Row], inside: Sequence[Late] = ()) -> None:
             for body in (*row.cases.values(), row.otherwise):
                 settle(body, inside)
         else:
-            for number in filter(is_late, numbers([row])):
-                for late in inside:  # none has it where the rows are written again as part of others
-                    if late.atom == newest(number):
-                        late.code.value(number)
+            _settle_numbers(row, inside)
+
+
+def _settle_loop(row: LoopRow, inside: Sequence[Late]) -> None:
+    for body in row.first:
+        settle(body, inside)
+    settle(row.body, inside if row.late is None else (*inside, row.late))
+    settle(row.behind, inside if row.at_end is None else (*inside, row.at_end))
+
+
+def _settle_numbers(row: Row, inside: Sequence[Late]) -> None:
+    for number in filter(is_late, numbers([row])):
+        for late in inside:  # none has it where the rows are written again as part of others
+            if late.atom == newest(number):
+                late.code.value(number)

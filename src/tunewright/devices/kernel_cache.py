@@ -234,15 +234,11 @@ class KernelCache:
     def _scan(self) -> list[tuple[Path, int, float]]:
         """Our files in the folder with size and time of last use, the oldest first."""
         found = []
-        try:
-            with os.scandir(self.folder) as listing:
-                for item in listing:
-                    if _OURS.fullmatch(item.name):
-                        with contextlib.suppress(FileNotFoundError):  # another process removed it
-                            about = item.stat(follow_symlinks=False)
-                            found.append((Path(item.path), about.st_size, about.st_mtime))
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), os.scandir(self.folder) as listing:
+            for item in filter(lambda item: _OURS.fullmatch(item.name), listing):
+                with contextlib.suppress(FileNotFoundError):  # another process removed it
+                    about = item.stat(follow_symlinks=False)
+                    found.append((Path(item.path), about.st_size, about.st_mtime))
         return sorted(found, key=lambda row: (row[2], row[0]))
 
     def _remove(self, path: Path) -> bool:

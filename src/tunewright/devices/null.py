@@ -25,6 +25,7 @@ class NullDevice(Device):
 
     family = "null"
     kinds = ("NULL",)
+    is_hidden = True
 
     @classmethod
     def available(cls) -> list[str] | str:

@@ -137,17 +137,23 @@ def _survey(
             _check_text([node.name, node.op_type, node.domain, *node.input, *node.output], "a node")
             if functions and (key := call_key(node)) in functions:
                 part.call(key, depth)
-            for a in node.attribute:
-                _check_text([a.name, a.ref_attr_name], f"node {node.name!r} ({node.op_type})")
-                kind = kind_of(a)
-                if kind == _KIND.TENSOR:
-                    part.tensors([a.t], settings, f"node {node.name!r} ({node.op_type})")
-                elif kind == _KIND.TENSORS:
-                    part.tensors(a.tensors, settings, f"node {node.name!r} ({node.op_type})")
-                elif kind in (_KIND.GRAPH, _KIND.GRAPHS):
-                    for graph in [a.g] if kind == _KIND.GRAPH else a.graphs:
-                        _survey_graph(graph, part, settings, f"graph {a.name!r} of node {node.name!r}")
-                        stack.append((graph.node, depth + 1))
+            stack += [(graph.node, depth + 1) for graph in _survey_attributes(node, part, settings)]
+
+
+def _survey_attributes(node: onnx.NodeProto, part: _Part, settings: Settings) -> list[onnx.GraphProto]:
+    """Count the tensors of a node's attributes. Returns the graphs among them, whose nodes are still to be counted."""
+    found: list[onnx.GraphProto] = []
+    for a in node.attribute:
+        where = f"node {node.name!r} ({node.op_type})"
+        _check_text([a.name, a.ref_attr_name], where)
+        kind = kind_of(a)
+        if kind in (_KIND.TENSOR, _KIND.TENSORS):
+            part.tensors([a.t] if kind == _KIND.TENSOR else a.tensors, settings, where)
+        elif kind in (_KIND.GRAPH, _KIND.GRAPHS):
+            for graph in [a.g] if kind == _KIND.GRAPH else a.graphs:
+                _survey_graph(graph, part, settings, f"graph {a.name!r} of node {node.name!r}")
+                found.append(graph)
+    return found
 
 
 def _survey_graph(graph: onnx.GraphProto, part: _Part, settings: Settings, where: str) -> None:

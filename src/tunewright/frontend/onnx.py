@@ -251,17 +251,14 @@ class _Converter:
         schema.check_node(node.op_type, domain, version, inputs, node.output, kinds, where)
         shared = {id(a) for a in attributes.values()}
         for name, a in given.items():
+            if kinds[name] == onnx.AttributeProto.GRAPHS:
+                raise UnsupportedError(f"attribute {name!r} holds several graphs", where=where)
             if kinds[name] == onnx.AttributeProto.GRAPH:
                 bodies[name] = body = _Scope(Graph(name), scope)
                 self.fill(a.g, body, opsets, depth + 1, attributes)
-            elif kinds[name] == onnx.AttributeProto.GRAPHS:
-                raise UnsupportedError(f"attribute {name!r} holds several graphs", where=where)
-            elif id(a) in shared:  # nodes that refer to the same attribute share its value
-                if id(a) not in self.referred:
-                    self.referred[id(a)] = a, self.attribute(a, kinds[name], where)
-                attrs[name] = self.referred[id(a)][1]
             else:
-                attrs[name] = self.attribute(a, kinds[name], where)
+                convert = self.shared_attribute if id(a) in shared else self.attribute
+                attrs[name] = convert(a, kinds[name], where)
         schema.check_values(node.op_type, attrs, where)
         # before opset 9 Scan had a batch dimension
         if bodies and not domain and (version >= 9 or node.op_type != "Scan"):
@@ -282,6 +279,12 @@ class _Converter:
             return upgrade(scope.graph, call, version)
         except MISTAKES as error:
             raise ModelError(f"is malformed: {error}", where=where) from error
+
+    def shared_attribute(self, a: onnx.AttributeProto, kind: int, where: str) -> Any:
+        """Convert an attribute's value to Python once: nodes that refer to the same attribute share its value."""
+        if id(a) not in self.referred:
+            self.referred[id(a)] = a, self.attribute(a, kind, where)
+        return self.referred[id(a)][1]
 
     def attribute(self, a: onnx.AttributeProto, kind: int, where: str) -> Any:
         """Convert an attribute's value to Python."""

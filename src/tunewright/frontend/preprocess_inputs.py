@@ -58,25 +58,36 @@ class Preprocess:
         """
         found: dict[str, Any] = {}
         for word in text.split(","):
-            key, equals, value = (part.strip() for part in word.partition("="))
-            if not equals and key.lower() in {*DTYPES, *DTYPES.values()}:
-                found["dtype"] = key.lower()
-            elif not equals and key.upper() in LAYOUTS:
-                found["layout"] = key.upper()
-            elif not equals and key.lower() in ("reverse", "reverse_channels"):
-                found["reverse_channels"] = True
-            elif key.lower() in ("mean", "scale") and equals:
-                found[key.lower()] = [_number(v, word) for v in value.split(":")]
-            elif key.lower() == "resize":
-                found["resize"] = value.lower() or "linear"
-            elif key.lower() == "size" and equals:
-                found["size"] = tuple(_whole(v, word) for v in value.lower().split("x"))
-            elif key.lower() == "model_layout" and equals:
-                found["model_layout"] = value.upper()
-            else:
+            field = _parse_part(word)
+            if field is None:
                 hint = "for example u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=58.4:57.1:57.4 or u8,hwc,resize=linear"
                 raise InputError(f"{word!r} is not a part of a preprocessing", where="--preprocess", hint=hint)
+            found[field[0]] = field[1]
         return Preprocess(**found)
+
+
+def _parse_part(word: str) -> tuple[str, Any] | None:
+    """Return the field that a part of the text sets, and its value; None for an unknown part."""
+    key, equals, value = (part.strip() for part in word.partition("="))
+    if key.lower() == "resize":
+        return "resize", value.lower() or "linear"
+    return _parse_value(key.lower(), value, word) if equals else _parse_flag(key)
+
+
+def _parse_flag(key: str) -> tuple[str, Any] | None:
+    if key.lower() in {*DTYPES, *DTYPES.values()}:
+        return "dtype", key.lower()
+    if key.upper() in LAYOUTS:
+        return "layout", key.upper()
+    return ("reverse_channels", True) if key.lower() in ("reverse", "reverse_channels") else None
+
+
+def _parse_value(key: str, value: str, word: str) -> tuple[str, Any] | None:
+    if key in ("mean", "scale"):
+        return key, [_number(v, word) for v in value.split(":")]
+    if key == "size":
+        return key, tuple(_whole(v, word) for v in value.lower().split("x"))
+    return (key, value.upper()) if key == "model_layout" else None
 
 
 def preprocessed(graph: Graph, given: Mapping[str, Preprocess]) -> Graph:

@@ -152,30 +152,17 @@ def check_bodies(
     op: str, formal: int, outputs: int, attrs: Mapping[str, Any], bodies: Mapping[str, tuple[int, int]], where: str
 ) -> None:
     """Raise ModelError if the bodies of a control-flow node do not fit it. ``bodies``: inputs and outputs of each."""
+    #: inputs and outputs that the bodies of each operation must have
+    wanted = {
+        "If": (0, outputs), "Loop": (max(2, formal), outputs + 1), "Scan": (formal, outputs),
+        "SequenceMap": (formal, outputs),
+    }  # fmt: skip
     for name, (takes, makes) in bodies.items():
-        want_in, want_out = takes, makes
-        if op == "If":
-            want_in, want_out = 0, outputs
-        elif op == "Loop":
-            want_in, want_out = max(2, formal), outputs + 1
-            if outputs < formal - 2:
-                raise ModelError(f"carries {formal - 2} values, but has {outputs} outputs", where=where)
-        elif op == "Scan":
-            scanned = attrs["num_scan_inputs"]
-            if not 0 < scanned <= formal or outputs < formal - scanned:
-                raise ModelError(f"scans {scanned} of {formal} inputs into {outputs} outputs", where=where)
-            want_in, want_out = formal, outputs
-            made = outputs - (formal - scanned)
-            for key, length in (
-                ("scan_input_axes", scanned), ("scan_input_directions", scanned),
-                ("scan_output_axes", made), ("scan_output_directions", made),
-            ):  # fmt: skip
-                if len(attrs.get(key) or [0] * length) != length:
-                    raise ModelError(
-                        f"attribute {key!r} has {len(attrs[key])} entries instead of {length}", where=where
-                    )
-        elif op == "SequenceMap":
-            want_in, want_out = formal, outputs
+        if op == "Loop" and outputs < formal - 2:
+            raise ModelError(f"carries {formal - 2} values, but has {outputs} outputs", where=where)
+        if op == "Scan":
+            _check_scan(formal, outputs, attrs, where)
+        want_in, want_out = wanted.get(op, (takes, makes))
         if (takes, makes) != (want_in, want_out):
             raise ModelError(
                 f"takes {takes} inputs and makes {makes} outputs, but the node gives {want_in} and takes {want_out}",
@@ -188,3 +175,17 @@ def check_values(op: str, attrs: Mapping[str, Any], where: str) -> None:
     for name, most in MOST.get(op, {}).items():
         if attrs.get(name, 0) > most:
             raise LimitError(f"{attrs[name]:,} is more than {most:,}", where=f"{where}, attribute {name!r}")
+
+
+def _check_scan(formal: int, outputs: int, attrs: Mapping[str, Any], where: str) -> None:
+    """Raise ModelError if the attributes of a Scan do not fit its numbers of inputs and outputs."""
+    scanned = attrs["num_scan_inputs"]
+    if not 0 < scanned <= formal or outputs < formal - scanned:
+        raise ModelError(f"scans {scanned} of {formal} inputs into {outputs} outputs", where=where)
+    made = outputs - (formal - scanned)
+    for key, length in (
+        ("scan_input_axes", scanned), ("scan_input_directions", scanned),
+        ("scan_output_axes", made), ("scan_output_directions", made),
+    ):  # fmt: skip
+        if len(attrs.get(key) or [0] * length) != length:
+            raise ModelError(f"attribute {key!r} has {len(attrs[key])} entries instead of {length}", where=where)

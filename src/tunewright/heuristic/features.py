@@ -86,7 +86,7 @@ def features(problem: Problem, target: Target) -> dict[str, float]:
 
 def _caches(target: Target) -> dict[str, float]:
     """Return the size of each cache of a processor, if its name tells (see `devices.native.processor`)."""
-    return {f"L{level}": _log(int(size)) for level, size in _CACHE.findall(target.name) if target.device == "cpu"}
+    return {f"L{level}": _log(int(size)) for level, size in _CACHE.findall(target.name) if target.traits.private_caches}
 
 
 def one_image(problem: Problem) -> Problem | None:

@@ -304,8 +304,8 @@ class Heuristic:
             return f"it has not learned about {kind(problem)} here"
         numbers = features(problem, target)
         far = section.why_far(numbers)
-        # the training data has single images, and a CPU processes a few of them one by one
-        alone = one_image(problem) if far is not None and target.device == "cpu" else None
+        # the training data has single images; where batches do not pay, a few images are processed one by one
+        alone = one_image(problem) if far is not None and not target.traits.batches_pay else None
         if alone is not None:
             numbers = features(alone, target)
             far = section.why_far(numbers)

@@ -381,13 +381,10 @@ def _stats(folder: Path) -> dict[str, os.stat_result]:
     """Return the files of all writers."""
     found = {}
     with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(ENDING):
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        found[entry.name] = status
-    return found
+        for entry in filter(lambda entry: entry.name.endswith(ENDING), entries):
+            with contextlib.suppress(FileNotFoundError):
+                found[entry.name] = entry.stat()
+    return {name: status for name, status in found.items() if stat.S_ISREG(status.st_mode)}
 
 
 def _framed(note: dict[str, object]) -> str:

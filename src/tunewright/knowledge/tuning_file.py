@@ -93,19 +93,10 @@ class TuningFile(JsonFile):
             return 0, skipped
         try:
             with self.locked() as descriptor:
-                data, added = self._parse(descriptor), 0
-                for m, index, space in entries:
-                    section = data.setdefault(str(m.key.where.units), {})
-                    name, keys = hash_of(m.key), section.setdefault(KEYS, {}) if isinstance(section, dict) else None
-                    if not isinstance(keys, dict):
-                        skipped.append(f"{_title(m)}: the section {m.key.where.units} is damaged")
-                    elif name in section or name in keys:
-                        skipped.append(f"{_title(m)}: the file has an entry for it")
-                    else:
-                        section[name] = [m.key.solver, index]
-                        space_json = {"hash": m.key.space, "params": {k: list(v) for k, v in space.params.items()}}
-                        keys[name] = {"digest": m.digest, "record": m.body(), "space": space_json}
-                        added += 1
+                data = self._parse(descriptor)
+                reasons = [_add(data, *entry) for entry in entries]
+                skipped += [f"{_title(m)}: {why}" for (m, _, _), why in zip(entries, reasons, strict=True) if why]
+                added = reasons.count("")
                 if added:
                     self.replace(descriptor, _text(data))
         except RecursionError:
@@ -124,6 +115,20 @@ class TuningFile(JsonFile):
                 "is not a tuning file: it has no section for a number of execution units", "name another TUNING_FILE"
             )
         return data
+
+
+def _add(data: dict[str, Any], m: Measurement, index: int, space: Space) -> str:
+    """Add an answer to the content of a tuning file. Returns why it is not added; empty if it is."""
+    section = data.setdefault(str(m.key.where.units), {})
+    name, keys = hash_of(m.key), section.setdefault(KEYS, {}) if isinstance(section, dict) else None
+    if not isinstance(keys, dict):
+        return f"the section {m.key.where.units} is damaged"
+    if name in section or name in keys:
+        return "the file has an entry for it"
+    section[name] = [m.key.solver, index]
+    space_json = {"hash": m.key.space, "params": {k: list(v) for k, v in space.params.items()}}
+    keys[name] = {"digest": m.digest, "record": m.body(), "space": space_json}
+    return ""
 
 
 def export(path: str | os.PathLike[str], records: Iterable[AnyRecord]) -> tuple[int, list[str]]:

@@ -40,11 +40,6 @@ CPU_ITEMS, GPU_GROUPS, GPU_LOCAL = 16, 32, 256
 #: Size of the memory that is read, as a multiple of the last-level cache, and its bounds. A GPU needs 2 GiB: it reads
 #: 256 MiB in less time than ten launches take. An H200 shows 3.3 TB/s with 256 MiB and 4.3 TB/s with 2 GiB.
 BEYOND, LEAST_BYTES, MOST_BYTES, GPU_BYTES = 4, 64 << 20, 512 << 20, 2 << 30
-#: Operations that pick elements out of an input: they read at most as many bytes of each input as they write results.
-PICKS = frozenset({
-    "Gather", "GatherElements", "GatherND", "Slice", "Resize", "Compress", "com.microsoft::EmbedLayerNormalization",
-    "com.microsoft::GatherBlockQuantized", "com.microsoft::GatherND",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def work_of(problem: Problem) -> Work | str:
         return f"its types do not fit: {error}"
     results = sum(t.nbytes for t in made)
     read = [t.nbytes for t in given if isinstance(t, TensorType)]
-    if problem.op in PICKS:
+    if spec.picks:
         read = [min(nbytes, results) for nbytes in read]
     return Work(flops + len(problem.epilogue) * sum(t.size for t in made), float(sum(read) + results))
 
@@ -102,7 +97,7 @@ def _measure(device: Device) -> Ceilings:
     try:
         if isinstance(device, CDevice):
             return _Probe(device).ceilings()
-        if device.family == "host":
+        if device.runs_references:
             return _host(device)
     except (DeviceError, ExecutionError, MemoryError) as error:
         return Ceilings(why=f"measuring it failed: {error}")
@@ -169,10 +164,10 @@ class _Probe:
 
     def __init__(self, device: CDevice) -> None:
         self.device, self.queue = device, device.queue()
-        self.gpu, self.lanes = device.target.device == "gpu", device.target.vector_bytes // 4
+        self.grouped, self.lanes = device.target.traits.has_work_groups, device.target.vector_bytes // 4
         units = max(device.target.units, 1)
-        self.group = GPU_LOCAL if self.gpu else 1
-        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else CPU_ITEMS)
+        self.group = GPU_LOCAL if self.grouped else 1
+        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.grouped else CPU_ITEMS)
         self.out = device.alloc(4 * self.items)
 
     def ceilings(self) -> Ceilings:
@@ -189,7 +184,7 @@ class _Probe:
         if isinstance(data, np.ndarray):
             data[:] = 0  # pages that were never written may all map to one physical page
         # neighbouring work-items on a GPU read neighbouring vectors; a CPU core reads a stretch of its own
-        apart, stride = (1, self.items) if self.gpu else (count, 1)
+        apart, stride = (1, self.items) if self.grouped else (count, 1)
         run = self.launch(memory(self.lanes, apart, stride, count), self.out, data)
         return each * rounds / best_of(run, self.queue.now)
 
@@ -206,7 +201,7 @@ class _Probe:
 def _beyond(device: Device) -> int:
     """Return a number of bytes that exceeds the caches of the device but fits its memory."""
     most = (device.memory_bytes or 8 * MOST_BYTES) // 8
-    if device.target.device == "gpu":
+    if device.target.traits.has_work_groups:
         return min(max(BEYOND * device.cache_bytes, GPU_BYTES), most)
     return min(max(BEYOND * device.cache_bytes, LEAST_BYTES), MOST_BYTES, most)
 

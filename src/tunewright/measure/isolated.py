@@ -143,7 +143,7 @@ class Isolated(Measurer):
         self._activity, self._apart = activity, apart
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
-        self._shares_cores = target is None or target.device == "cpu"
+        self._shares_cores = target is None or target.traits.shares_cores
         least = LEAST_MEMORY if self._shares_cores else LEAST_BESIDE
         self.memory_bytes = memory_bytes or max(least, self.settings.max_memory_bytes // 2)
         #: number of workers started so far
@@ -394,13 +394,8 @@ class Isolated(Measurer):
         why = ""
         for _ in range(2):
             try:
-                worker = self._spare.pop() if self._spare else self._started()
-                self._workers.append(worker)
-                why = _objection(self.target, worker.process.ask(None, START_SECONDS))
+                worker, why = self._new_worker()
                 if not why:
-                    if not self._shares_cores:
-                        with contextlib.suppress(OSError):  # the next one is then started when it is needed
-                            self._spare.append(self._started())
                     return worker
             except Lost as lost:
                 why = lost.why
@@ -411,6 +406,16 @@ class Isolated(Measurer):
             f"cannot start: {why}", where=f"the worker of {self.device_name}",
             hint="TUNING_MODE = TUNING_DISABLED does without it",
         )  # fmt: skip
+
+    def _new_worker(self) -> tuple[Worker, str]:
+        """Take the spare worker, or start one. Returns it with the objection to its first message, empty if none."""
+        worker = self._spare.pop() if self._spare else self._started()
+        self._workers.append(worker)
+        why = _objection(self.target, worker.process.ask(None, START_SECONDS))
+        if not why and not self._shares_cores:
+            with contextlib.suppress(OSError):  # the next one is then started when it is needed
+                self._spare.append(self._started())
+        return worker, why
 
     def _started(self) -> Worker:
         self.starts += 1
@@ -503,11 +508,11 @@ def measurer_for(device: Device, settings: Settings) -> Measurer:
     if not device.compiles:
         raise DeviceError("there is no C compiler, so no kernel can be measured", where=device.name,
                           hint="install one: pip install ziglang")  # fmt: skip
-    if device.family == "null":
+    if device.target.traits.is_scripted:
         return LocalMeasurer(
             device
         )  # its script cannot be sent to another process, and it runs nothing that could crash
-    if device.target.device == "cpu" and device.target.units < (settings.cpu_threads_num or cpu_count()):
+    if device.target.traits.shares_cores and device.target.units < (settings.cpu_threads_num or cpu_count()):
         # the device of one of several streams, which share the cores
         settings = replace(settings, cpu_threads_num=device.target.units)
     shared = _SHARED.get(device.name)

@@ -39,9 +39,9 @@ TURN = 0.5e-3
 LEAST_TURNS, MOST_TURNS, ENOUGH = 3, 9, 30e-3
 #: Inputs of up to this number of bytes are compared after every turn, larger ones only at the end.
 CHEAP = 4 << 20
-#: Speed that no hardware exceeds: cycles per second, and bytes that a core or a GPU's unit processes per cycle. A
-#: kernel may need only a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
-CLOCK, CORE_BYTES, GPU_BYTES, FAST = 6e9, 64, 4096, 16
+#: Speed that no hardware exceeds: cycles per second (`Traits.bytes_per_clock` says how many bytes in each). A kernel
+#: may need only a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
+CLOCK, FAST = 6e9, 16
 #: Number of candidates whose launches and packed weights are kept, if memory allows.
 MOST_BOUND = 32
 #: Linked launches kept per candidate; they differ in the number of executions.
@@ -444,7 +444,7 @@ def floor(problem: Problem, target: Target) -> float:
     flops = spec.work(main, outputs, problem.attrs).flops / FAST
     if any(int(problem.attrs.get(side, -1)) >= 0 for side in ("left_window_size", "right_window_size")):
         flops = 0.0  # attention with a window may skip most of the counted work
-    width = (GPU_BYTES if target.device == "gpu" else CORE_BYTES) * max(target.units, 1)
+    width = target.traits.bytes_per_clock * max(target.units, 1)
     narrow = min(t.dtype.itemsize for t in [*main, *outputs] if t is not None)
     arithmetic = flops / (width / narrow * 2 * 2 * CLOCK)  # two units, two operations each
     traffic = sum(t.nbytes for t in outputs) / (width * CLOCK)

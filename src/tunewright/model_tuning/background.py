@@ -141,7 +141,7 @@ def _check(model: DeviceModel, settings: Settings) -> None:
         why = "TUNING_MODE = TUNING_DISABLED" if is_off else "AUTO_TUNE_MODE = NO_TUNE"
         raise SettingsError(f"{why}: nothing is tuned", where="settings", hint="load the model with another one")
     device = model.env.device
-    if not device.compiles or device.family in ("null", "host"):
+    if not device.compiles or device.runs_references or device.target.traits.is_scripted:
         raise DeviceError("compiles no kernels here, so there is nothing to tune", where=device.name)
 
 
@@ -329,7 +329,7 @@ class _Tuning(BackgroundTuning):
 
     def _start(self, model: DeviceModel) -> None:
         settings, device = model.env.settings, model.env.device
-        if device.target.device == "cpu":  # a device of one of several streams has only part of the threads
+        if device.target.traits.shares_cores:  # a device of one of several streams has only part of the threads
             settings = replace(settings, cpu_threads_num=device.target.units)
         module = f"{__package__}.background_helper"
         shared = map(str, (self._activity.descriptor, self._pause))
@@ -363,22 +363,30 @@ class _Tuning(BackgroundTuning):
         self._report("restart")
 
     def _heard(self, message: protocol.Message) -> None:
-        kind = message.get("kind")
-        if kind == "ready":
-            self._is_ready = True
-            self._update(phase="tuning", helper=self._helpers[0].pid)
-            self._tell_layers()
-        elif kind == "failed":
-            self._finish("failed", str(message.get("why"))[:1000])
-        elif kind == "progress":
-            worked = float(message["worked"])
-            self._update(candidates=int(message["candidates"]), samples=int(message["samples"]),
-                         interrupted=int(message["interrupted"]), worked=worked)  # fmt: skip
-        elif kind == "rest":
-            has_heard = int(message["heard"]) >= len(self._told) > 0
-            self._rests = has_heard and (not message["left"] or self._is_spent)
-        elif kind == "layer":
-            self._layer(message)
+        handlers = {
+            "ready": self._ready, "failed": self._failed, "progress": self._progress, "rest": self._rest,
+            "layer": self._layer,
+        }  # fmt: skip
+        handler = handlers.get(str(message.get("kind")))
+        if handler is not None:
+            handler(message)
+
+    def _ready(self, message: protocol.Message) -> None:
+        self._is_ready = True
+        self._update(phase="tuning", helper=self._helpers[0].pid)
+        self._tell_layers()
+
+    def _failed(self, message: protocol.Message) -> None:
+        self._finish("failed", str(message.get("why"))[:1000])
+
+    def _progress(self, message: protocol.Message) -> None:
+        worked = float(message["worked"])
+        self._update(candidates=int(message["candidates"]), samples=int(message["samples"]),
+                     interrupted=int(message["interrupted"]), worked=worked)  # fmt: skip
+
+    def _rest(self, message: protocol.Message) -> None:
+        has_heard = int(message["heard"]) >= len(self._told) > 0
+        self._rests = has_heard and (not message["left"] or self._is_spent)
 
     def _layer(self, message: protocol.Message) -> None:
         """Process the result of a layer. A kernel that is better than the present one waits for its swap."""

@@ -221,7 +221,7 @@ class Helper:
 
     def _programs(self, problem: Problem, best: Candidate) -> list[Any]:
         """Return the compiled programs of a kernel, so that the serving process need not compile; empty on failure."""
-        if self.device.target.device != "cpu":
+        if not self.device.target.traits.shares_cores:
             return []
         if found := self.measurer.programs(best):
             return protocol.programs_json(found)  # the tuner put them into the kernel cache

@@ -27,9 +27,10 @@ DECIDE_SHARE, NETWORKS = 0.3, 4.0
 MOST_FIXED, LEAST_DECIDE = 1 / 3, 1 / 8
 #: Share of a layer's time that may always be saved, however near to the roofline it is.
 LEAST_HOPE = 0.2
-#: Minimum seconds of a search; a shorter one finds nothing. A candidate takes half a second to compile. On a GPU layers
-#: are large: the reference takes a second, and the first candidates another second until they are compiled and checked.
-LEAST_SECONDS, LEAST_GPU_SECONDS = 2.0, 4.0
+#: Minimum seconds of a search; a shorter one finds nothing. A candidate takes half a second to compile. On a
+#: device that opens slowly (a GPU) layers are large: the reference takes a second, and the first candidates another
+#: second until they are compiled and checked.
+LEAST_SECONDS, LEAST_SLOW_SECONDS = 2.0, 4.0
 #: Number of candidates for which a search should have time, judged by the previous search; on a slow or busy machine
 #: fewer layers are searched.
 PROPER = 12
@@ -120,20 +121,30 @@ class TuningResult:
     making: float = 0.0
 
 
+@dataclass(frozen=True)
+class TuningOptions:
+    """What a caller asks of a tuning."""
+
+    settings: Settings
+    #: seconds
+    budget: float
+    #: whether layers whose answer is known are tuned as well
+    again: bool = False
+    #: called with the state after each step
+    report: Callable[[TuningState], None] | None = None
+    #: asked before each step whether to stop
+    stop: Callable[[], bool] | None = None
+
+
 class Tuning:
     """Base of tuning models and tuning problems: time, progress and search."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        budget: float,
-        again: bool,
-        report: Callable[[TuningState], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.settings, self.budget, self.again = settings, budget, again
-        self._report, self._stop = report, stop
-        self.tuner = Tuner(settings)
+    def __init__(self, options: TuningOptions, quiet: Mapping[str, str]) -> None:
+        """``quiet``: settings that differ from the given ones while tuning."""
+        self.settings = Settings.make(quiet, options.settings)
+        self.budget, self.again = options.budget, options.again
+        self._report, self._stop = options.report, options.stop
+        self.tuner = Tuner(self.settings)
         self.layers: Sequence[TunedLayer] = []
         self.start, self.stopped = time.monotonic(), False
         #: True: a search ends as soon as one layer seems to have a faster kernel
@@ -175,7 +186,7 @@ class Tuning:
         weights = [max(hope, 1e-9) for _, hope in todo]
         for n, (layer, _) in enumerate(todo):
             left = self.until(end)
-            shortest = LEAST_GPU_SECONDS if layer.device.target.device == "gpu" else LEAST_SECONDS
+            shortest = LEAST_SLOW_SECONDS if layer.device.target.traits.opens_slowly else LEAST_SECONDS
             least = min(max(shortest, PROPER * self.pace), max(left, shortest))
             if left < least:
                 layer.skipped = "stopped" if self.stopped else NO_TIME

@@ -41,7 +41,7 @@ from ..tuning.knowledge_layers import warn
 from ..tuning.policy import QUIET
 from ..tuning.tuner import Choice, Origin, Tuner
 from .agreement import agree, coarsest
-from .layers import TunedLayer, Tuning, TuningResult, TuningState, reserve
+from .layers import TunedLayer, Tuning, TuningOptions, TuningResult, reserve
 
 #: Share of the decision's time for comparing whole networks; before that, candidates race in the network.
 WHOLE_SHARE = 0.5
@@ -82,33 +82,20 @@ def tune(
     plugin: SingleDevice,
     model: Model,
     values: Mapping[str, Any],
-    settings: Settings,
-    budget: float,
-    *,
-    again: bool = False,
-    report: Callable[[TuningState], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    options: TuningOptions,
 ) -> TuningResult:
-    """Tune a model for inputs like ``values`` on a plugin's device. ``again``: include layers whose answer is known."""
-    return ModelTuning(plugin, model, values, settings, budget, again, report, stop).run()
+    """Tune a model for inputs like ``values`` on a plugin's device."""
+    return ModelTuning(plugin, model, values, options).run()
 
 
 class ModelTuning(Tuning):
     def __init__(
-        self,
-        plugin: SingleDevice,
-        model: Model,
-        values: Mapping[str, Any],
-        settings: Settings,
-        budget: float,
-        again: bool,
-        report: Callable[[TuningState], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        super().__init__(Settings.make(QUIET, settings), budget, again, report, stop)
+        self, plugin: SingleDevice, model: Model, values: Mapping[str, Any], options: TuningOptions
+    ) -> None:  # fmt: skip
+        super().__init__(options, QUIET)
         self.plugin, self.model, self.values = plugin, model, dict(values)
         self.layers: list[TunedLayer] = []
-        self.rng = np.random.default_rng(settings.tune_seed)
+        self.rng = np.random.default_rng(self.settings.tune_seed)
         #: bytes of weights and of values between layers; and size of the last-level cache
         self.nbytes = self.cache_bytes = 0
         #: seconds for making a network whose kernels are compiled already
@@ -300,9 +287,14 @@ class ModelTuning(Tuning):
         mine = [m for m in self.tuner.measured(layer.problem, layer.device) if _is(m, candidate)]
         error = max((m.evidence.error for m in mine), default=0.0)
         made = evidence.measurement(
-            layer.problem, layer.device.target, solver, candidate[1], samples, error, ratio, Ratio.one(), True, default,
-            Regime("network", 1, 0), self.before,
-        )  # fmt: skip
+            layer.problem,
+            layer.device.target,
+            solver,
+            candidate[1],
+            evidence.ContestSamples(samples, error, ratio, Ratio.one(), True, default),
+            Regime("network", 1, 0),
+            self.before,
+        )
         self._add([made])
 
     def _add(self, records: Sequence[Measurement]) -> None:

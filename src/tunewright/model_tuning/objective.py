@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..devices.base import Device
-from ..devices.energy import EnergyMeter, meter
+from ..devices.energy import EnergyMeter
 from ..errors import DeviceError, TunewrightError
 from ..frontend.model import Model
 from ..plugins.batching import streams
@@ -27,7 +27,7 @@ from ..plugins.single import SingleDevice
 from ..runtime.requests.asynchronous import AsyncInferQueue
 from ..runtime.requests.request import DeviceRequest
 from ..settings import Settings
-from .layers import TuningResult
+from .layers import TuningOptions, TuningResult
 from .model import ModelTuning
 from .several_models import Maker
 
@@ -45,8 +45,7 @@ class Objective(enum.StrEnum):
 
 def meter_of(device: Device) -> EnergyMeter:
     """Return the energy meter of a device. Raises `DeviceError` if there is none."""
-    number = device.name.rpartition(".")[2]
-    found = meter(device.target.device, int(number) if number.isdecimal() else 0)
+    found = device.energy_meter()
     if isinstance(found, str):
         hint = "--objective latency or throughput need no such counter"
         raise DeviceError(f"its energy cannot be measured: {found}", where=device.name, hint=hint)
@@ -126,12 +125,12 @@ class Saving(ModelTuning):
         return replace(result, before=before, after=after, energy=(result.before, result.after))
 
 
-def maker(objective: Objective, plugin: SingleDevice, budget: float, again: bool, stop: Any) -> Maker:
+def maker(objective: Objective, plugin: SingleDevice, options: TuningOptions) -> Maker:
     """Return the function that makes a model's tuning for an objective. Raises `DeviceError` if energy has no meter."""
     counter = meter_of(plugin.device) if objective is Objective.ENERGY else None
 
     def make(model: Model, values: Mapping[str, Any], settings: Settings) -> ModelTuning:
-        given = (plugin, model, values, settings, budget, again, None, stop)
+        given = (plugin, model, values, replace(options, settings=settings, report=None))
         if counter is not None:
             return Saving(*given, meter=counter)
         return Serving(*given) if objective is Objective.THROUGHPUT else ModelTuning(*given)

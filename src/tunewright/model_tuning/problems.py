@@ -11,7 +11,7 @@ No network decides here. Results go into the user's knowledge base at once, as i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,13 +23,12 @@ from ..measure.base import Measurer
 from ..measure.ceilings import ceilings, work_of
 from ..measure.isolated import measurer_for
 from ..search.base import Status
-from ..settings import Settings
 from ..solvers.base import Problem
 from ..tuning.knowledge_layers import warn
 from ..tuning.offline import dump
 from ..tuning.policy import QUIET
 from ..tuning.session import Outcome
-from .layers import TunedLayer, Tuning, TuningResult, TuningState
+from .layers import TunedLayer, Tuning, TuningOptions, TuningResult
 
 #: Maximum share of the time for timing the present kernels.
 PROFILE_SHARE = 0.25
@@ -75,33 +74,14 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> tuple[dict[Problem, int], l
     return counts, reasons
 
 
-def tune_problems(
-    device: Device,
-    problems: Mapping[Problem, int],
-    settings: Settings,
-    budget: float,
-    *,
-    again: bool = False,
-    report: Callable[[TuningState], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> TuningResult:
-    """Tune problems on a device; each has a weight. ``again``: include those whose answer is known."""
-    return _Tuning(device, problems, settings, budget, again, report, stop).run()
+def tune_problems(device: Device, problems: Mapping[Problem, int], options: TuningOptions) -> TuningResult:
+    """Tune problems on a device; each has a weight."""
+    return _Tuning(device, problems, options).run()
 
 
 class _Tuning(Tuning):
-    def __init__(
-        self,
-        device: Device,
-        problems: Mapping[Problem, int],
-        settings: Settings,
-        budget: float,
-        again: bool,
-        report: Callable[[TuningState], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        quiet = QUIET | {"ENABLE_TUNE_DUMP": "NO", "ENABLE_LOGGING_CMD": "NO"}
-        super().__init__(Settings.make(quiet, settings), budget, again, report, stop)
+    def __init__(self, device: Device, problems: Mapping[Problem, int], options: TuningOptions) -> None:
+        super().__init__(options, QUIET | {"ENABLE_TUNE_DUMP": "NO", "ENABLE_LOGGING_CMD": "NO"})
         self.device = device
         posed = (self._layer(problem, count) for problem, count in problems.items())
         self.layers: list[Posed] = [layer for layer in posed if layer is not None]

@@ -12,7 +12,7 @@ from typing import Any
 from ..devices.base import Device
 from ..frontend.model import Model
 from ..settings import Settings
-from ..tuning import suggested_commands
+from ..tuning.offline import suggested_commands
 from ..tuning.policy import decide
 from ..tuning.result_file import ResultFile, candidate_json, choice_json, head, outcome_json, problem_json, ratio_json
 from .layers import TunedLayer, TuningResult, TuningState

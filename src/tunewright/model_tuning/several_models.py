@@ -31,7 +31,7 @@ from ..settings import Settings
 from ..tuning.policy import QUIET
 from ..tuning.session import Outcome
 from .expected_gain import expected, is_left, is_waiting, overall, saved
-from .layers import TunedLayer, Tuning, TuningResult, TuningState, reserve
+from .layers import TunedLayer, Tuning, TuningOptions, TuningResult, TuningState, reserve
 from .model import ModelTuning
 from .result import ResultRecorder
 
@@ -112,21 +112,16 @@ Maker = Callable[[Model, Mapping[str, Any], Settings], ModelTuning]
 
 
 @dataclass(frozen=True)
-class How:
-    """Parameters of a tuning."""
+class SeveralTuningOptions(TuningOptions):
+    """What a caller asks of tuning several models."""
 
-    settings: Settings
-    budget: float
-    again: bool = False
     goal: Goal = Goal()
-    report: Callable[[TuningState], None] | None = None
-    stop: Callable[[], bool] | None = None
     #: the command line that continues the tuning
     command: str | None = None
 
 
 def tune_many(
-    works: Sequence[Workload], how: How, make: Callable[[Model], tuple[SingleDevice, Maker]]
+    works: Sequence[Workload], how: SeveralTuningOptions, make: Callable[[Model], tuple[SingleDevice, Maker]]
 ) -> list[TuningResult]:
     """Tune works within a time limit. Returns a result for each in order, without those that could not be begun.
 
@@ -144,7 +139,7 @@ def tune_many(
     return found
 
 
-def _goes_on(found: Sequence[TuningResult], how: How, end: float) -> bool:
+def _goes_on(found: Sequence[TuningResult], how: SeveralTuningOptions, end: float) -> bool:
     """Whether another round is useful: the wanted gain is not reached, and time and layers are left."""
     left = end - time.monotonic()
     some = any(is_left(layer) or layer.skipped == ENOUGH for result in found for layer in result.layers)
@@ -173,11 +168,11 @@ def _joined(first: TuningResult, then: TuningResult) -> TuningResult:
 
 class _Many(Tuning):
     def __init__(
-        self, works: Sequence[Workload], how: How, make: Callable[[Model], tuple[SingleDevice, Maker]],
+        self, works: Sequence[Workload], how: SeveralTuningOptions, make: Callable[[Model], tuple[SingleDevice, Maker]],
         recorders: dict[str, ResultRecorder],
     ) -> None:  # fmt: skip
         """``recorders``: by titles of works; missing ones are added."""
-        super().__init__(Settings.make(QUIET, how.settings), how.budget, how.again, how.report, how.stop)
+        super().__init__(how, QUIET)
         self.works, self.how, self._make, self._recorders = works, how, make, recorders
         self.members: list[_Member] = []
         self.layers: list[_Shared] = []

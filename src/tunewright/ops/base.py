@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ..ir.types import TensorType, Type
+
+if TYPE_CHECKING:
+    from .batch_rules import BatchRule
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Attrs: TypeAlias = Mapping[str, Any]
@@ -83,6 +86,19 @@ class OpSpec:
     #: True when the operator is worth a kernel chosen for its shape. The plan is split in front of it when that shape
     #: depends on data.
     heavy: bool = False
+    #: where the examples of a batch are in its results (`batch_rules`). None: it may mix examples, unless it is
+    #: element-wise or a view
+    batch: BatchRule | None = None
+    #: inputs that only hold sizes, which the types of the results show anyway
+    size_inputs: tuple[int, ...] = ()
+    #: it picks elements out of its inputs, and reads at most as many bytes of each as it writes results
+    picks: bool = False
+    #: rounding of large numbers decides its results: exponentials of sums, and recurrences
+    steep: bool = False
+    #: names of its inputs, in order, as options of `tunewright driver`. Empty: those of ONNX's schema
+    roles: tuple[str, ...] = ()
+    #: the sub-command of `tunewright driver` that serves it, such as ``conv``. Empty: it follows from its name
+    op_class: str = ""
     #: returns the value of the only output where types alone determine it (Shape of a static tensor), else None
     value_from_types: Callable[[Operands, Attrs], Array | None] | None = None
 

@@ -195,19 +195,22 @@ def matches(pattern: Pattern, value: Value | None, found: Match) -> Iterator[Mat
     elif isinstance(pattern, OneOf):
         for alternative in pattern.alternatives:
             yield from matches(alternative, value, found)
-    elif pattern is None or value is None:
-        if pattern is None and value is None:
-            yield found
-    elif isinstance(pattern, str):
-        if (bound := found.bind(pattern, value)) is not None:
-            yield bound
-    elif isinstance(pattern, Const):
-        if value.const is not None and (pattern.test is None or pattern.test(value.const)):
-            bound = found.bind(pattern.name, value)
-            if bound is not None:
-                yield bound
-    elif not isinstance(pattern, Each) and value.const is not None and is_number(value.const, pattern):
-        yield found
+    elif (bound := _match_value(pattern, value, found)) is not None:
+        yield bound
+
+
+def _match_value(pattern: Pattern, value: Value | None, found: Match) -> Match | None:
+    """The match with a value that is matched by itself, whatever makes it; None if it does not fit."""
+    if pattern is None or value is None:
+        return found if pattern is None and value is None else None
+    if isinstance(pattern, str):
+        return found.bind(pattern, value)
+    if isinstance(pattern, Const):
+        fits = value.const is not None and (pattern.test is None or pattern.test(value.const))
+        return found.bind(pattern.name, value) if fits else None
+    if isinstance(pattern, Op | OneOf | Each) or value.const is None:
+        return None
+    return found if is_number(value.const, pattern) else None
 
 
 def _match_op(pattern: Op, value: Value | None, found: Match) -> Iterator[Match]:

@@ -87,7 +87,7 @@ class Auto(Plugin):
             _CLAIMS.add(pool, _LEVELS[settings.model_priority])
         # The CPU compiles within about a second, so nobody needs to wait for the other devices.
         try:
-            pool.compile_first(next((part.name for part in self.parts if part.is_cpu), None))
+            pool.compile_first(next((part.name for part in self.parts if part.shares_cores), None))
         except BaseException:
             _CLAIMS.remove(pool)
             raise

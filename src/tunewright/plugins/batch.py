@@ -189,7 +189,7 @@ def with_batches(device: SingleDevice, settings: Settings) -> Plugin:
     """
     wanted = settings.allow_auto_batching and settings.performance_hint != "LATENCY"
     barred = settings.exclusive_async_requests or settings.frozen or settings.performance_hint_num_requests == 1
-    return Batch.over(device) if wanted and not barred and device.device.target.device == "gpu" else device
+    return Batch.over(device) if wanted and not barred and device.device.target.traits.batches_pay else device
 
 
 def _check_output(name: str, alone: Type | None, together: Type | None, size: int) -> None:

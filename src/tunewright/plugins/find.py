@@ -23,7 +23,7 @@ def find(device: str, settings: Settings) -> Plugin:
     kind, _, names = device.partition(":")
     if not is_several(device):
         plugin = single(device.strip(), settings)
-        if plugin.device.target.device != "gpu":  # batches pay only on GPUs
+        if not plugin.device.target.traits.batches_pay:
             return plugin
         from .batch import with_batches
 

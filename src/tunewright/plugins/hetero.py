@@ -207,13 +207,13 @@ class PlacementTask:
         With ``estimates``, estimated costs suffice.
         """
         static = all(v.tensor is not None and v.tensor.is_static for v in self.graph.inputs)
-        if not static or not (estimates or all(d.family != "host" for d in self.plugin.devices)):
+        if not static or not (estimates or not any(d.runs_references for d in self.plugin.devices)):
             return None  # kernels for open shapes are never measured, and neither are references
         looking = Settings.make(LOOKING, self.settings)
         tuner = Tuner(looking)
         costs: dict[str, hetero_costs.NodeCosts] = {}
         # CPUs first: kernels of GPUs compile slowly, and one device with unknown costs ends the search
-        for plugin in sorted(self.plugin.plugins, key=lambda plugin: plugin.device.target.device != "cpu"):
+        for plugin in sorted(self.plugin.plugins, key=lambda plugin: not plugin.device.target.traits.shares_cores):
             found = self.known(plugin, looking, tuner)
             if found is None or not (found.is_known or estimates):
                 return None

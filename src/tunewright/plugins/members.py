@@ -122,7 +122,7 @@ def _sections(
         spent = min(_seconds(request, feed) for _ in range(TIMES))
         found.append(
             MemberDevice(
-                single.name, own, section=SubgraphModel(number, section, feed, spent, single.device.family == "host")
+                single.name, own, section=SubgraphModel(number, section, feed, spent, single.device.runs_references)
             )
         )
     return found

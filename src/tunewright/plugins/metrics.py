@@ -20,8 +20,6 @@ from .single import available, open_device, visible
 
 #: Requests in flight per stream: while one runs, the next is prepared.
 REQUESTS_EACH = 2
-#: Maximum number of GPU streams that proved useful; each needs its own memory.
-MOST_GPU_STREAMS = 8
 #: Properties that need a model.
 WITH_MODEL = {"MAX_BATCH_SIZE": "MODEL_PTR", "OPTIMAL_BATCH_SIZE": "MODEL_PTR"}
 
@@ -57,7 +55,7 @@ def capabilities(device: Device) -> tuple[str, ...]:
 
     def solvers(problem: Problem) -> list[str]:
         accepting, _ = tuner.ask(problem, device)
-        return [s.id for s in accepting if not s.host or device.family == "host"]
+        return [s.id for s in accepting if not s.host or device.runs_references]
 
     found = [name for name, problems in _ASKED.items() if all(solvers(problem) for problem in problems)]
     conv = _conv(DType.FLOAT32)
@@ -69,7 +67,7 @@ def capabilities(device: Device) -> tuple[str, ...]:
 
 def streams_range(device: Device) -> tuple[int, int]:
     """RANGE_FOR_STREAMS: from, to."""
-    return 1, device.target.units if device.target.device == "cpu" else MOST_GPU_STREAMS
+    return 1, device.target.most_streams
 
 
 def requests_range(device: Device) -> tuple[int, int, int]:
@@ -77,7 +75,7 @@ def requests_range(device: Device) -> tuple[int, int, int]:
 
     More requests would only wait. On a GPU requests may run together.
     """
-    together = MOST if device.target.device == "gpu" else 1
+    together = MOST if device.target.traits.batches_pay else 1
     return 1, REQUESTS_EACH * streams_range(device)[1] * together, 1
 
 
@@ -129,7 +127,7 @@ _GPU: dict[str, Metric[Device]] = {
 def metrics(device: Device) -> dict[str, Metric[Device]]:
     """Return the properties of a device that are not settings."""
     found = dict(_COMMON)
-    some = _SOME | (_GPU if device.target.device == "gpu" else {})
+    some = _SOME | (_GPU if device.target.traits.has_gpu_properties else {})
     return found | {name: metric for name, metric in some.items() if metric.find(device) is not None}
 
 

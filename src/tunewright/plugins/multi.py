@@ -35,8 +35,8 @@ class ConfiguredDevice:
         self.name = self.single.name
 
     @property
-    def is_cpu(self) -> bool:
-        return self.single.device.target.device == "cpu"
+    def shares_cores(self) -> bool:
+        return self.single.device.target.traits.shares_cores
 
     def candidate(self, model: Model) -> CandidateDevice:
         compile: Callable[[], CompiledModel] = partial(self.plugin.compile, model, self.settings)
@@ -63,8 +63,8 @@ def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Configure
 
 def warn_of_references(found: Sequence[ConfiguredDevice], kind: str) -> None:
     """Warn if a GPU shares requests with numpy references: they hold the GIL, and the GPU's host thread needs it."""
-    slow = [part.name for part in found if part.is_cpu and part.single.device.family == "host"]
-    fast = [part.name for part in found if not part.is_cpu]
+    slow = [part.name for part in found if part.shares_cores and part.single.device.runs_references]
+    fast = [part.name for part in found if not part.shares_cores]
     if slow and fast:
         LOG.warning("%s: %s computes in numpy, for which %s waits, too: more is done without it (`tunewright devices` "
                     "says why it has no kernels)", kind, slow[0], fast[0])  # fmt: skip

@@ -36,10 +36,6 @@ LOG = logging.getLogger("tunewright")
 SEVERAL = ("AUTO", "BATCH", "HETERO", "MULTI")
 #: Device names that may exist on some machine.
 _KNOWN = re.compile(r"CPU(\.NATIVE|\.HOST|\.INTEL|\.POCL)?|GPU(\.\d+(\.OPENCL)?)?")
-#: How slower device families compute in place of compiled CPU kernels.
-_SLOWER = {"host": "in numpy, which takes many times as long", "opencl": "through OpenCL, which takes longer"}
-#: Default streams of a GPU: one inference runs while data of the other is transferred.
-GPU_STREAMS = 2
 
 
 @cache
@@ -154,16 +150,16 @@ def _singles(device: str) -> str:
 def _opened(key: str) -> Device:
     served = serving(key) or available()[0][key]
     for each in _refusing(key):
-        LOG.warning("%s computes %s: %s", key, _SLOWER.get(served.family, f"through {served.family}"), each.available())
+        LOG.warning("%s computes %s: %s", key, served.stand_in or f"through {served.family}", each.available())
     return served(key)
 
 
 def visible(alternatives: bool = False) -> list[str]:
-    """Return the devices that a user would choose, without the Null device for tests.
+    """Return the devices that a user would choose, without those that are hidden.
 
     ``alternatives``: also other implementations for the same hardware.
     """
-    names = (n for n in available()[0] if n != "NULL")
+    names = (n for n, implementation in available()[0].items() if not implementation.is_hidden)
     return sorted(n for n in names if alternatives or not (n.startswith("CPU.") or n.count(".") > 1))
 
 
@@ -173,7 +169,7 @@ def streams(device: Device, settings: Settings) -> int:
         return 1
     if settings.num_streams > 0 or (settings.performance_hint == "LATENCY" and not settings.num_streams):
         return settings.num_streams or 1
-    count = device.target.units if device.target.device == "cpu" else GPU_STREAMS
+    count = device.target.traits.streams or device.target.units
     return min(count, settings.performance_hint_num_requests or count)
 
 
@@ -219,7 +215,7 @@ class SingleDevice(Plugin):
         problem = Problem.of(node)
         accepting, rejected = tuner.ask(problem, self.device)
         if accepting:
-            return Support(accepting[0].id, accepting[0].host and self.device.family != "host", rejected)
+            return Support(accepting[0].id, accepting[0].host and not self.device.runs_references, rejected)
         if follows_from_shapes(node):
             return Support(ShapeKernel.name, rejected=rejected)
         return Support(LateKernel.name if tuner.is_late(problem, self.device) else None, rejected=rejected)
@@ -277,7 +273,7 @@ class SingleDevice(Plugin):
             settings, can_fuse, precision=precision, widens=self.device.widens and precision is DType.FLOAT32,
             convert=self.device.convert,
         )  # fmt: skip
-        if self.device.family != "host":
+        if not self.device.runs_references:
             context.layouts, context.works_in = LayoutCosts(tuner, self.device), works_in
             context.knows = lambda op: tuner.knows(op, self.device)
         return context

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -297,10 +298,6 @@ class Solver(ABC):
         return self.compile(problem, config, device)
 
 
-#: The language of the solvers of modules here; modules are not imported for devices that compile another one.
-LANGUAGES = {"c": "c", "cuda_kernel": "cuda", "triton": "cuda", "vendor": "cuda"}
-
-
 #: The operations that the solvers of each module here may accept; modules are not imported for other operations. A
 #: module without an entry is always imported. A test compares the table with the solvers
 #: (tests/unit/test_load_memory.py).
@@ -313,6 +310,12 @@ def _served() -> Mapping[str, Sequence[str]]:
     return table
 
 
+@cache
+def _language(package: str) -> str | None:
+    """The language of all solvers in a package here: ``LANGUAGE`` of its `__init__`. None: of any language."""
+    return getattr(import_module(f"{__package__}.{package}"), "LANGUAGE", None)
+
+
 @lru_cache(maxsize=1 << 12)  # bounded, because models contain arbitrary operations
 def solvers(language: str | None = None, op: str | None = None) -> tuple[Solver, ...]:
     """Every solver, the package's and those of extensions, in order of rank.
@@ -321,7 +324,8 @@ def solvers(language: str | None = None, op: str | None = None) -> tuple[Solver,
     """
 
     def skip(name: str) -> bool:
-        if language is not None and LANGUAGES.get(name.partition(".")[0], language) != language:
+        package, is_inside, _ = name.partition(".")
+        if language is not None and is_inside and _language(package) not in (None, language):
             return True
         return op is not None and op not in _served().get(name, (op,))
 

@@ -245,7 +245,7 @@ def _json(report: DriverReport, device: str, settings: Settings) -> dict[str, An
 
 def _line(problem: Problem, device: str, settings: Settings, options: Sequence[str] = ()) -> str | None:
     """Return the command that poses a problem, or None if it would be too long for a shell."""
-    from ..tuning import suggested_commands
+    from ..tuning.offline import suggested_commands
 
     with contextlib.suppress(InputError):
         return suggested_commands.driver(problem, device, settings, options)

@@ -84,7 +84,7 @@ def explain(
     from ..core import Core
     from ..plugins.find import find
     from ..runtime.insight.explain import explain as explain_compiled
-    from ..tuning.suggested_commands import command
+    from ..tuning.offline.suggested_commands import command
     from .explain_view import show_layers, show_requests, show_table, summary
     from .shared.inputs import concrete, load
 

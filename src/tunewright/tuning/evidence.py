@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,15 +50,31 @@ def load() -> str:
         return "unknown"
 
 
+@dataclass(frozen=True)
+class ContestSamples:
+    """How a candidate did against the default."""
+
+    samples: Sequence[float]
+    #: largest error of its results
+    error: float
+    gain: Ratio
+    #: the ratio of the default over itself
+    control: Ratio
+    confirmed: bool
+    default: Candidate
+
+
 def measurement(
-    problem: Problem, target: Target, solver: Solver, config: Config, samples: Sequence[float], error: float,
-    gain: Ratio, control: Ratio, confirmed: bool, default: Candidate, regime: Regime, before: Mapping[str, str],
+    problem: Problem, target: Target, solver: Solver, config: Config, result: ContestSamples, regime: Regime,
+    before: Mapping[str, str],
 ) -> Measurement:  # fmt: skip
     """Make a measurement record dated now. ``before``: the `environment` when measuring began."""
+    samples, default = result.samples, result.default
     lower, middle, upper = (float(q) for q in np.quantile(np.asarray(samples, np.float64), (0.25, 0.5, 0.75)))
     kept = sorted({round(i * (len(samples) - 1) / (KEPT - 1)) for i in range(KEPT)})  # evenly over all rounds
     found = Evidence(
-        middle, lower, upper, tuple(float(samples[i]) for i in kept), float(error), gain, control, confirmed,
+        middle, lower, upper, tuple(float(samples[i]) for i in kept), float(result.error), result.gain,
+        result.control, result.confirmed,
         (default[0], Plain(default[1])), regime.kind, regime.copies, regime.nbytes, {**before, "load after": load()},
     )  # fmt: skip
     key = Key.of(problem, target, solver, config)

@@ -151,11 +151,19 @@ _REDUCE = frozenset({
     "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax",
 })  # fmt: skip
 _BROADCAST = frozenset({"Expand", "Tile", "ConstantOfShape"})
+#: how operations are searched whose definition says which class they are of (`OpSpec.op_class`)
+_TUNED_AS = {
+    "conv": "conv", "matmul": "matmul", "norm": "reduce", "softmax": "reduce", "reduce": "reduce",
+    "elementwise": "elementwise",
+}  # fmt: skip
 _CUBE = {"Conv": "conv", "MatMul": "matmul", "Gemm": "matmul"}
 
 
 def op_class(op: str) -> str:
     """Return the class of an operation for AUTO_TUNE_MODE: elementwise, broadcast, reduce, conv, matmul or other."""
+    spec = ops.lookup(op)
+    if spec is not None and spec.op_class:
+        return _TUNED_AS.get(spec.op_class, "other")
     name = op.rpartition("::")[2]
     for part, kind in _CUBE.items():
         if part in name:
@@ -164,7 +172,6 @@ def op_class(op: str) -> str:
         return "reduce"
     if name in _BROADCAST:
         return "broadcast"
-    spec = ops.lookup(op)
     return "elementwise" if spec is not None and spec.elementwise else "other"
 
 

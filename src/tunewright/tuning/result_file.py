@@ -24,7 +24,8 @@ from ..knowledge.record import Ratio
 from ..measure.base import Candidate
 from ..settings import Settings
 from ..solvers.base import Problem
-from . import evidence, suggested_commands
+from . import evidence
+from .offline import suggested_commands
 from .session import Outcome
 
 if TYPE_CHECKING:

@@ -67,67 +67,106 @@ class Outcome:
         return sum(t.status is not Status.OK for t in self.trials)
 
 
+def _nothing_is_barred(solver: str, config: Config) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class SessionSubject:
+    """What a session is about: a problem, where it runs, and the solvers among which it chooses."""
+
+    problem: Problem
+    target: Target
+    default: Candidate
+    solvers: Sequence[Solver]
+
+
+@dataclass(frozen=True)
+class MeasuringPlan:
+    """How long to measure, and how."""
+
+    seconds: float
+    seed: int = 0
+    regime: str = "cold"
+
+
+@dataclass(frozen=True)
+class SearchPlan(MeasuringPlan):
+    """How to search for candidates."""
+
+    #: Name of a strategy, or a function from a solver's id to the strategy for its space. For None only the solver's
+    #: default and seeds are attempted.
+    strategy: Callable[[str], str | None] | str = "auto"
+    #: returns why a candidate must not be attempted, or None
+    barred: Callable[[str, Config], str | None] = _nothing_is_barred
+    #: if False, all time goes to the search, and the caller decides between the fastest candidates
+    decide: bool = True
+
+
+@dataclass(frozen=True)
+class EarlierResults:
+    """What is known about a problem before a session."""
+
+    #: configs to try first, by solver
+    seeds: Mapping[str, Sequence[Config]] = field(default_factory=dict)
+    #: earlier measurements here; the best are measured again
+    known: Sequence[Measurement] = ()
+    #: results of earlier sessions; of those that apply, only the best candidates are attempted again
+    surveys: Sequence[Survey] = ()
+
+
+@dataclass(frozen=True)
+class SessionHooks:
+    """Functions that a session calls."""
+
+    #: called with the current outcome if an exception, such as that of Ctrl-C, ends the session
+    keep: Callable[[Outcome], None] | None = None
+    #: called after each step
+    report: Callable[[Progress], None] | None = None
+    #: asked before each step; after a stop nothing changes, and results are kept as unconfirmed
+    stop: Callable[[], bool] | None = None
+    clock: Callable[[], float] = time.monotonic
+
+
 def tune(
-    problem: Problem,
-    target: Target,
-    default: Candidate,
-    solvers: Sequence[Solver],
+    subject: SessionSubject,
     measurer: Measurer,
-    *,
-    strategy: Callable[[str], str | None] | str,
-    seconds: float,
-    seed: int = 0,
-    regime: str = "cold",
-    seeds: Mapping[str, Sequence[Config]] | None = None,
-    known: Sequence[Measurement] = (),
-    surveys: Sequence[Survey] = (),
-    barred: Callable[[str, Config], str | None] = lambda solver, config: None,
-    decide: bool = True,
-    keep: Callable[[Outcome], None] | None = None,
-    report: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    plan: SearchPlan,
+    earlier: EarlierResults | None = None,
+    hooks: SessionHooks | None = None,
 ) -> Outcome:
-    """Find the fastest correct candidate within a time limit.
-
-    ``strategy``: name of a strategy, or a function from a solver's id to the strategy for its space. For None only the
-    solver's default and seeds are attempted. ``seeds``: configs to try first, by solver. ``known``: earlier
-    measurements here; the best are measured again. ``surveys``: results of earlier sessions; of those that apply, only
-    the best candidates are attempted again. ``barred``: returns why a candidate must not be attempted, or None.
-
-    ``decide``: if False, all time goes to the search, and the caller decides between the fastest candidates. ``keep``:
-    called with the current outcome if an exception, such as that of Ctrl-C, ends the session. ``report``: called after
-    each step. ``stop``: asked before each step. After a stop nothing changes, and results are kept as unconfirmed.
-    """
-    watch = Watch(seconds, stop, clock)
-    default = plain(default)
+    """Find the fastest correct candidate within a time limit."""
+    earlier, hooks = earlier or EarlierResults(), hooks or SessionHooks()
+    problem, target, solvers, default = subject.problem, subject.target, subject.solvers, plain(subject.default)
+    watch = Watch(plan.seconds, hooks.stop, hooks.clock)
     fit = [s for s in solvers if s.why_not(problem, target) is None]
-    seeds = {s.id: [*(seeds or {}).get(s.id, ()), *s.likely(problem, target)] for s in fit}
+    seeds = {s.id: [*earlier.seeds.get(s.id, ()), *s.likely(problem, target)] for s in fit}
+    strategy = plan.strategy
     pick = (lambda solver: strategy) if isinstance(strategy, str) else strategy
-    measurer.expect(seconds)
-    refusal = measurer.pose(problem, seed, regime)
+    measurer.expect(plan.seconds)
+    refusal = measurer.pose(problem, plan.seed, plan.regime)
     if refusal is not None:
         return Outcome(default, False, f"it cannot be measured: {refusal}")
-    session = _Session(problem, target, _by_id(solvers), measurer, watch, default, known, report)
-    hunt = session.hunt = Hunt(problem, target, measurer, watch, barred, lambda: session.tell("search"))
-    shares = (SEARCH_SHARE, RACE_SHARE) if decide else (ONLY_SEARCH_SHARE, 1.0)
+    session = _Session(problem, target, _by_id(solvers), measurer, watch, default, earlier.known, hooks.report)
+    hunt = session.hunt = Hunt(problem, target, measurer, watch, plan.barred, lambda: session.tell("search"))
+    shares = (SEARCH_SHARE, RACE_SHARE) if plan.decide else (ONLY_SEARCH_SHARE, 1.0)
     watch.enter("search")
     try:
         begin = watch.elapsed
         if hunt.opens_together:  # the default is compiled together with the next candidates
-            some = [who for who in opening(problem, target, default, fit, seeds) if barred(*who) is None]
+            some = [who for who in opening(problem, target, default, fit, seeds) if plan.barred(*who) is None]
             measurer.prepare(some[: measurer.ahead])
         measurer.ready(default, watch.left())  # waiting for compilation does not count for the attempt
         first = hunt.open(default, watch.elapsed - begin)
-        hunt.run(solvers, pick, seed, seeds, known, session.seen(surveys), *shares)
+        hunt.run(solvers, pick, plan.seed, seeds, earlier.known, session.seen(earlier.surveys), *shares)
         if not hunt.found:
             why = f"no candidate is correct; the default: {first.why}"
             return session.outcome(default, why, default_fault=first.why or str(first.status))
         hunt.heat()
-        return session.settle() if decide else session.leave_open()
+        return session.settle() if plan.decide else session.leave_open()
     except BaseException as error:  # mainly for Ctrl-C
-        if keep is not None:
-            keep(session.outcome(default, f"broken off: {type(error).__name__}"))
+        if hooks.keep is not None:
+            hooks.keep(session.outcome(default, f"broken off: {type(error).__name__}"))
         raise
 
 
@@ -149,18 +188,11 @@ def opening(
 
 
 def duel(
-    problem: Problem,
-    target: Target,
-    default: Candidate,
+    subject: SessionSubject,
     candidate: Candidate,
-    solvers: Sequence[Solver],
     measurer: Measurer,
-    *,
-    seconds: float,
-    seed: int = 0,
-    regime: str = "cold",
-    stop: Callable[[], bool] | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    plan: MeasuringPlan,
+    hooks: SessionHooks | None = None,
 ) -> Measurement | Fault:
     """Measure one candidate against the default now.
 
@@ -170,13 +202,14 @@ def duel(
     does not compile here. If noise prevents a decision, the interval of the measurement contains 1; the caller may try
     again.
     """
-    watch = Watch(seconds, stop, clock)
-    default, candidate = plain(default), plain(candidate)
-    refusal = measurer.pose(problem, seed, regime)
+    hooks = hooks or SessionHooks()
+    problem, target, default, candidate = subject.problem, subject.target, plain(subject.default), plain(candidate)
+    watch = Watch(plan.seconds, hooks.stop, hooks.clock)
+    refusal = measurer.pose(problem, plan.seed, plan.regime)
     if refusal is not None:
         raise DeviceError(f"cannot be measured: {refusal}", where=problem.key())
-    session = _Session(problem, target, _by_id(solvers), measurer, watch, default, (), None)
-    hunt = session.hunt = Hunt(problem, target, measurer, watch, lambda solver, config: None, lambda: None)
+    session = _Session(problem, target, _by_id(subject.solvers), measurer, watch, default, (), None)
+    hunt = session.hunt = Hunt(problem, target, measurer, watch, _nothing_is_barred, lambda: None)
     for who in dict.fromkeys((default, candidate)):
         hunt.attempt(who)
     contest = Contest([default, default, candidate])
@@ -384,8 +417,9 @@ class _Session:
         """Return a record; without samples of a contest it holds those of the attempt."""
         attempt = self.hunt.found[who].attempt
         return evidence.measurement(
-            self.problem, self.target, self.solvers[who[0]], who[1], samples or attempt.samples, attempt.error, gain,
-            control, confirmed, default, self.regime, self.before,
+            self.problem, self.target, self.solvers[who[0]], who[1],
+            evidence.ContestSamples(samples or attempt.samples, attempt.error, gain, control, confirmed, default),
+            self.regime, self.before,
         )  # fmt: skip
 
     def seen(self, surveys: Sequence[Survey]) -> dict[Candidate, float]:

@@ -254,7 +254,7 @@ class Tuner:
         """Ask the knowledge bases about a static problem."""
         asked = self._candidates(problem.op, device.target.language)
         # a host default replaces one of the device's own that is barred
-        mine = None if default.solver.host and device.family != "host" else (default.solver.id, default.config)
+        mine = None if default.solver.host and not device.runs_references else (default.solver.id, default.config)
         return self.lookup.ask(problem, device.target, asked, lambda s: self.why_not(s, problem, device), mine)
 
     def _known_alone(self, problem: Problem, device: Device) -> Choice | None:
@@ -352,7 +352,7 @@ class Tuner:
 
     def expect(self, device: Device, seconds: float) -> None:
         """Announce a search of this many seconds, so that slow processes may start beside the first steps."""
-        if device.target.device != "cpu":
+        if not device.target.traits.shares_cores:
             self._measurer(device, self.settings).expect(seconds)
 
     def foresee(self, problem: Problem, device: Device, default: Choice, answer: LookupAnswer) -> None:
@@ -425,24 +425,20 @@ class Tuner:
         mine = (default.solver.id, default.config)
         by_id = {s.id: s for s in self.candidates}
         outcome = session.tune(
-            problem,
-            device.target,
-            mine,
-            taking_part,
+            session.SessionSubject(problem, device.target, mine, taking_part),
             self._measurer(device, self.settings),
-            strategy=strategy,
-            seconds=self.settings.tune_seconds if seconds is None else seconds,
-            seed=self.settings.tune_seed,
-            regime=regime or self.settings.tune_regime.lower(),
-            seeds=self._seeds(problem, device, default, answer),
-            known=self.measured(problem, device),
-            surveys=self._surveys(problem),
-            barred=lambda solver, config: self._barred(by_id[solver], config, problem, device, mine),
-            decide=decide,
-            keep=partial(self._store, problem),
-            report=report,
-            stop=stop,
-            clock=self.clock,
+            session.SearchPlan(
+                self.settings.tune_seconds if seconds is None else seconds,
+                self.settings.tune_seed,
+                regime or self.settings.tune_regime.lower(),
+                strategy,
+                lambda solver, config: self._barred(by_id[solver], config, problem, device, mine),
+                decide,
+            ),
+            session.EarlierResults(
+                self._seeds(problem, device, default, answer), self.measured(problem, device), self._surveys(problem)
+            ),
+            session.SessionHooks(partial(self._store, problem), report, stop, self.clock),
         )
         self._store(problem, outcome)
         if outcome.survey is not None:
@@ -508,7 +504,7 @@ class Tuner:
 
     def is_late(self, problem: Problem, device: Device) -> bool:
         """Whether only a kernel that needs known shapes or a known operand may solve the problem later."""
-        if self.settings.host_fallback or device.family == "host":
+        if self.settings.host_fallback or device.runs_references:
             return False
         asked = self._defaults(problem.op, device.target.language)
         answers = [s.why_not(problem, device.target) for s in asked if not s.host]
@@ -534,13 +530,13 @@ class Tuner:
         if not accepting:
             return reasons(rejected)
         mine = [s for s in accepting if not s.host and self._may_default(s, fused, device)]
-        if device.family != "host" and not mine and self._on_device(plain, device, by_default=True):
+        if not device.runs_references and not mine and self._on_device(plain, device, by_default=True):
             return f"fused, only the host could run it: {reasons(rejected)}"
         return None
 
     def why_not(self, solver: Solver, problem: Problem, device: Device) -> str | None:
         """Return None if the solver may be used for the problem on the device; else the reason."""
-        if solver.host and device.family != "host" and not self.settings.host_fallback:
+        if solver.host and not device.runs_references and not self.settings.host_fallback:
             return "HOST_FALLBACK is NO"
         return solver.why_not(problem, device.target)
 

@@ -14,7 +14,7 @@ from tunewright.devices.base import Target
 from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 

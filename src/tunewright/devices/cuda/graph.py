@@ -31,8 +31,8 @@ class PageReader(Protocol):
     def words(self) -> Sequence[Whole]: ...
 
 
-class OpenKernel(Protocol):
-    """A kernel for a class of shapes (`solvers.cuda_kernel.OpenCudaKernel`)."""
+class OpenCudaCall(Protocol):
+    """A kernel for a class of shapes (`solvers.triton.source.cuda_kernel.OpenCudaKernel`)."""
 
     #: its launches know sizes from the page alone
     paged: bool
@@ -75,7 +75,7 @@ class BoundGraph(Bound):
         #: events between the kernels of the graph, when each is to be timed
         self._clocked, self._marks = clocked and graph.timed, list[Any]()
         opened = dict.fromkeys(part.kernel for part in graph.parts if getattr(part.kernel, "open", None) is not None)
-        self._page = _Page(graph.device, [cast("OpenKernel", kernel) for kernel in opened]) if opened else None
+        self._page = _Page(graph.device, [cast("OpenCudaCall", kernel) for kernel in opened]) if opened else None
         #: by layout of the memory; None: it was invoked once, without a graph
         self._graphs: OrderedDict[Hashable, Callable[[], object] | None] = OrderedDict()
         self._layout: Hashable = None
@@ -143,7 +143,7 @@ class BoundGraph(Bound):
         for part in self._parts:
             assert isinstance(part.kernel, Kernel)
             ins, outs = ([self._tensor(n) for n in numbers] for numbers in (part.ins, part.outs))
-            opened = cast("OpenKernel", part.kernel)
+            opened = cast("OpenCudaCall", part.kernel)
             if page is not None and opened in page.calls:
                 page.launch(queue, opened, ins, outs)
             else:
@@ -161,9 +161,9 @@ class BoundGraph(Bound):
 class _Page:
     """The sizes that kernels read, in the device's memory, and the kernels' calls for the room that there is."""
 
-    def __init__(self, device: CudaDevice, kernels: Sequence[OpenKernel]) -> None:
+    def __init__(self, device: CudaDevice, kernels: Sequence[OpenCudaCall]) -> None:
         #: each kernel's call
-        self.calls: dict[OpenKernel, Any] = dict.fromkeys(kernels)
+        self.calls: dict[OpenCudaCall, Any] = dict.fromkeys(kernels)
         self._begins: dict[PageReader, int] = {}
         #: words and the sizes that they are; which of them are numbers of programs, of kernels that read all sizes
         self._sizes: list[tuple[int, Whole]] = []
@@ -215,5 +215,5 @@ class _Page:
             self._known = told
         return paged
 
-    def launch(self, queue: CudaQueue, kernel: OpenKernel, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+    def launch(self, queue: CudaQueue, kernel: OpenCudaCall, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         kernel.launch(queue, self.calls[kernel], self._parts, ins, outs)

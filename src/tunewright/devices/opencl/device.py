@@ -231,6 +231,7 @@ class OpenCLDevice(CDevice):
     """
 
     family = "opencl"
+    stand_in = "through OpenCL, which takes longer"
     priority = 10
     kinds = ("CPU", "GPU")
     dialect = "opencl"

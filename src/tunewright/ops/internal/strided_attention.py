@@ -158,4 +158,4 @@ def _samples(rng: Rng) -> Sequence[Sample]:
     )
 
 
-OPS = (OpSpec(STRIDED, _reference, _infer, flops=_flops, samples=_samples, heavy=True),)
+OPS = (OpSpec(STRIDED, _reference, _infer, flops=_flops, samples=_samples, heavy=True, steep=True),)

@@ -329,7 +329,7 @@ OPS = (
     heavy("Attention", _attention, _infer_projected(past_at=4, bias_at=2), _flops),
     heavy("QAttention", _q_attention, _infer_projected(past_at=8, bias_at=2), _flops),
     heavy("PackedAttention", _packed_attention, _infer_packed_attention, _flops),
-    heavy("MultiHeadAttention", _multi_head_attention, _infer_multi_head(6, 8, None), _flops),
+    heavy("MultiHeadAttention", _multi_head_attention, _infer_multi_head(6, 8, None), _flops, steep=True),
     heavy(
         "DecoderMaskedMultiHeadAttention",
         _decoder_attention,

@@ -16,6 +16,7 @@ from tunewright.ir.types import Dim, Shape, TensorType, Type
 
 from .. import lookup
 from ..base import Array, Attrs, Flops, Infer, Operand, Operands, OpSpec, Reference
+from ..batch_rules import BatchRule
 from ..numeric import erf, limits, sigmoid
 from ..shapes import need_rank, tensor
 
@@ -84,9 +85,11 @@ def activate(name: str, x: Array, params: Sequence[float] = (), attrs: Attrs | N
     return run(name, [x], given).astype(x.dtype, copy=False)
 
 
-def heavy(name: str, reference: Reference, infer: Infer, flops: Flops) -> OpSpec:
+def heavy(
+    name: str, reference: Reference, infer: Infer, flops: Flops, batch: BatchRule | None = None, steep: bool = False
+) -> OpSpec:  # fmt: skip
     """The spec of an operator that is worth a kernel of its own."""
-    return OpSpec(MS + name, reference, infer, flops=flops, heavy=True)
+    return OpSpec(MS + name, reference, infer, flops=flops, heavy=True, batch=batch, steep=steep)
 
 
 def product_flops(k_input: int, k_axis: int) -> Flops:

@@ -10,6 +10,7 @@ import numpy as np
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import Dim, Shape, TensorType, Type
 
+from .. import batch_rules
 from ..base import Array, Attrs, Operand, Operands, OpSpec
 from ..numeric import wide
 from ..onnx.matmul import matmul_shape
@@ -189,7 +190,7 @@ OPS = (
     _conv_spec("FusedConv", last=False, last_weights=False),
     _conv_spec("NhwcConv", last=True, last_weights=True),
     _conv_spec("NhwcFusedConv", last=True, last_weights=False),
-    heavy("FusedMatMul", _matmul, _infer_matmul, _matmul_flops),
+    heavy("FusedMatMul", _matmul, _infer_matmul, _matmul_flops, batch_rules.fused_product),
     heavy("FusedMatMulActivation", _matmul, _infer_matmul, _matmul_flops),
     heavy("TransposeMatMul", _matmul, _infer_matmul, _matmul_flops),
     heavy("FusedGemm", _gemm, _infer_gemm, _gemm_flops),

@@ -154,4 +154,4 @@ def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], a
     return 2.0 * x.dims[0] * x.dims[1] * (w.size + r.size)
 
 
-OPS = (OpSpec(MS + "DynamicQuantizeLSTM", _lstm, _infer, flops=_flops, heavy=True),)
+OPS = (OpSpec(MS + "DynamicQuantizeLSTM", _lstm, _infer, flops=_flops, heavy=True, steep=True),)

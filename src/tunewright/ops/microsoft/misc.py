@@ -28,7 +28,7 @@ def _infer_inverse(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
     return [t]
 
 
-def _like(name: str, standard: str) -> OpSpec:
+def _like(name: str, standard: str, picks: bool = False) -> OpSpec:
     """The spec of an operator with the inputs and attributes of a standard one."""
 
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
@@ -37,7 +37,7 @@ def _like(name: str, standard: str) -> OpSpec:
     def infer_types(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         return [infer(standard, operands, attrs)]
 
-    return OpSpec(name, reference, infer_types)
+    return OpSpec(name, reference, infer_types, picks=picks)
 
 
 def _pad(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
@@ -269,7 +269,7 @@ def _infer_finite(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 OPS = (
     OpSpec(MS + "Inverse", _inverse, _infer_inverse),
     _like(MS + "Trilu", "Trilu"),
-    _like(MS + "GatherND", "GatherND"),
+    _like(MS + "GatherND", "GatherND", picks=True),
     _like(MS + "SampleOp", "Identity"),
     OpSpec(MS + "Pad", _pad, _infer_pad),
     OpSpec(MS + "GridSample", _grid_sample, _infer_grid_sample),

@@ -9,6 +9,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import DType, Shape, TensorType, Type
+from tunewright.ops import batch_rules
 
 from ..base import Array, Attrs, Infer, Operands, OpSpec
 from ..input_errors import check_rows
@@ -181,9 +182,9 @@ OPS = (
         _infer_skip_layer_norm,
     ),
     # ONNX Runtime registers this operator in ONNX's domain; some exporters write it in Microsoft's.
-    OpSpec("SimplifiedLayerNormalization", _simplified, _infer_simplified),
+    OpSpec("SimplifiedLayerNormalization", _simplified, _infer_simplified, batch=batch_rules.along(-1, behind=True)),
     OpSpec(MS + "SimplifiedLayerNormalization", _simplified, _infer_simplified),
-    OpSpec(MS + "EmbedLayerNormalization", _embed_layer_norm, _infer_embed(None)),
+    OpSpec(MS + "EmbedLayerNormalization", _embed_layer_norm, _infer_embed(None), picks=True),
     OpSpec(MS + "QEmbedLayerNormalization", _q_embed_layer_norm, _infer_embed(DType.FLOAT32)),
     OpSpec(MS + "GroupNorm", lambda i, a, n: _group_norm(i, a, skip=False), _infer_group_norm),
     OpSpec(MS + "SkipGroupNorm", lambda i, a, n: _group_norm(i, a, skip=True), _infer_group_norm),

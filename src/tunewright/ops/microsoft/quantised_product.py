@@ -10,6 +10,7 @@ import numpy as np
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import Dim, DType, TensorType, Type
 
+from .. import batch_rules
 from ..base import Array, Attrs, Infer, Operands, OpSpec
 from ..numeric import integer_matmul, wide
 from ..onnx.matmul import matmul_shape
@@ -279,7 +280,7 @@ OPS = (
     heavy("MatMulIntegerToFloat", _to_float, _infer_matmul(DType.FLOAT32), product_flops(0, -1)),
     heavy("DynamicQuantizeMatMul", _dynamic_matmul, _infer_matmul(DType.FLOAT32), product_flops(0, -1)),
     heavy("MatMulInteger16", _integer16, _infer_matmul(DType.INT32), product_flops(0, -1)),
-    heavy("MatMulNBits", _matmul_n_bits, _infer_matmul_n_bits, product_flops(0, -1)),
+    heavy("MatMulNBits", _matmul_n_bits, _infer_matmul_n_bits, product_flops(0, -1), batch_rules.along(-1)),
     heavy("MatMulBnb4", _matmul_bnb4, _infer_matmul_bnb4, product_flops(0, -1)),
-    OpSpec(MS + "GatherBlockQuantized", _gather_block_quantized, _infer_gather_block_quantized),
+    OpSpec(MS + "GatherBlockQuantized", _gather_block_quantized, _infer_gather_block_quantized, picks=True),
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import Dim, DType, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Operands, OpSpec
@@ -206,8 +207,17 @@ def _rotary(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 
 OPS = with_samples(
     (
-        OpSpec("Attention", _attention, _infer_attention, flops=_flops, heavy=True),
-        OpSpec("RotaryEmbedding", _rotary, shapes.same_as()),
+        OpSpec(
+            "Attention",
+            _attention,
+            _infer_attention,
+            flops=_flops,
+            heavy=True,
+            batch=batch_rules.attention,
+            steep=True,
+            roles=("query", "key", "value", "mask", "past-key", "past-value"),
+        ),
+        OpSpec("RotaryEmbedding", _rotary, shapes.same_as(), batch=batch_rules.rotary),
     ),
     samples_model.ATTENTION,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tunewright.ir.types import DType, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Operands, OpSpec
@@ -96,7 +97,7 @@ def _infer_bit_cast(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type |
 
 OPS = with_samples(
     (
-        OpSpec("Cast", _cast, _infer_cast),
+        OpSpec("Cast", _cast, _infer_cast, batch=batch_rules.kept()),
         OpSpec("CastLike", _cast_like, _infer_cast_like),
         OpSpec("BitCast", _bit_cast, _infer_bit_cast),
     ),

@@ -11,6 +11,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import Dim, DType, Shape, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Operands, OpSpec
@@ -279,9 +280,27 @@ def _transpose_flops(inputs: Sequence[TensorType | None], outputs: Sequence[Tens
 
 OPS = with_samples(
     (
-        OpSpec("Conv", _conv, _infer_conv, flops=conv_flops, heavy=True),
-        OpSpec("ConvInteger", _conv_integer, _infer_conv_integer, flops=conv_flops, heavy=True),
-        OpSpec("ConvTranspose", _conv_transpose, _infer_conv_transpose, flops=_transpose_flops, heavy=True),
+        OpSpec(
+            "Conv",
+            _conv,
+            _infer_conv,
+            flops=conv_flops,
+            heavy=True,
+            batch=batch_rules.first(0),
+            roles=("input", "weights", "bias"),
+        ),
+        OpSpec(
+            "ConvInteger", _conv_integer, _infer_conv_integer, flops=conv_flops, heavy=True, batch=batch_rules.first(0)
+        ),
+        OpSpec(
+            "ConvTranspose",
+            _conv_transpose,
+            _infer_conv_transpose,
+            flops=_transpose_flops,
+            heavy=True,
+            batch=batch_rules.first(0),
+            roles=("input", "weights", "bias"),
+        ),
     ),
     dense.CONV,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tunewright.ir.types import DType, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Infer, Operands, OpSpec, Reference
@@ -223,13 +224,13 @@ OPS = with_samples(
         _pair("Mean", _mean),
         _pair("Where", _where, _infer_where),
         _pair("Clip", _clip, _infer_clip),
-        OpSpec("Equal", compare(np.equal), _BOOL),
-        OpSpec("Greater", compare(np.greater), _BOOL),
-        OpSpec("GreaterOrEqual", compare(np.greater_equal), _BOOL),
-        OpSpec("Less", compare(np.less), _BOOL),
-        OpSpec("LessOrEqual", compare(np.less_equal), _BOOL),
-        OpSpec("IsInf", _is_inf, shapes.same_as(dtype=DType.BOOL)),
-        OpSpec("IsNaN", _is_nan, shapes.same_as(dtype=DType.BOOL)),
+        OpSpec("Equal", compare(np.equal), _BOOL, batch=batch_rules.elementwise),
+        OpSpec("Greater", compare(np.greater), _BOOL, batch=batch_rules.elementwise),
+        OpSpec("GreaterOrEqual", compare(np.greater_equal), _BOOL, batch=batch_rules.elementwise),
+        OpSpec("Less", compare(np.less), _BOOL, batch=batch_rules.elementwise),
+        OpSpec("LessOrEqual", compare(np.less_equal), _BOOL, batch=batch_rules.elementwise),
+        OpSpec("IsInf", _is_inf, shapes.same_as(dtype=DType.BOOL), batch=batch_rules.elementwise),
+        OpSpec("IsNaN", _is_nan, shapes.same_as(dtype=DType.BOOL), batch=batch_rules.elementwise),
     ),
     base.ELEMENTWISE,
 )

@@ -11,6 +11,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import Dim, DType, Shape, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Operands, OpSpec
@@ -174,8 +175,18 @@ def _einsum_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorT
 
 OPS = with_samples(
     (
-        OpSpec("MatMul", _matmul, _infer_matmul, flops=matmul_flops, heavy=True),
-        OpSpec("Gemm", _gemm, _infer_gemm, flops=_gemm_flops, heavy=True),
+        OpSpec(
+            "MatMul",
+            _matmul,
+            _infer_matmul,
+            flops=matmul_flops,
+            heavy=True,
+            batch=batch_rules.product(0, 1),
+            roles=("a", "b"),
+        ),
+        OpSpec(
+            "Gemm", _gemm, _infer_gemm, flops=_gemm_flops, heavy=True, batch=batch_rules.gemm, roles=("a", "b", "c")
+        ),
         OpSpec("Einsum", _einsum, _infer_einsum, flops=_einsum_flops, heavy=True),
     ),
     dense.MATMUL,

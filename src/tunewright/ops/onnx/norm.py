@@ -10,6 +10,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import DType, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Flops, Operands, OpSpec
@@ -193,14 +194,49 @@ def _flops(per_element: int) -> Flops:
 
 OPS = with_samples(
     (
-        OpSpec("BatchNormalization", _batch_norm, _infer_batch_norm, flops=_flops(2)),
-        OpSpec("InstanceNormalization", _instance_norm, _infer_affine, flops=_flops(7)),
-        OpSpec("GroupNormalization", _group_norm, _infer_affine, flops=_flops(7)),
+        OpSpec(
+            "BatchNormalization",
+            _batch_norm,
+            _infer_batch_norm,
+            flops=_flops(2),
+            batch=batch_rules.normalised,
+            roles=("input", "scale", "bias", "mean", "variance"),
+        ),
+        OpSpec(
+            "InstanceNormalization",
+            _instance_norm,
+            _infer_affine,
+            flops=_flops(7),
+            batch=batch_rules.first(0),
+            roles=("input", "scale", "bias"),
+        ),
+        OpSpec(
+            "GroupNormalization",
+            _group_norm,
+            _infer_affine,
+            flops=_flops(7),
+            batch=batch_rules.first(0),
+            roles=("input", "scale", "bias"),
+        ),
         OpSpec("MeanVarianceNormalization", _mean_variance_norm, shapes.same_as(), flops=_flops(6)),
-        OpSpec("LayerNormalization", _layer_norm, _infer_layer_norm, flops=_flops(7)),
-        OpSpec("RMSNormalization", _rms_norm, _infer_rms_norm, flops=_flops(4)),
-        OpSpec("LRN", _lrn, shapes.same_as(), flops=_flops(8)),
-        OpSpec("LpNormalization", _lp_norm, shapes.same_as(), flops=_flops(3)),
+        OpSpec(
+            "LayerNormalization",
+            _layer_norm,
+            _infer_layer_norm,
+            flops=_flops(7),
+            batch=batch_rules.along(-1, behind=True),
+            roles=("input", "scale", "bias"),
+        ),
+        OpSpec(
+            "RMSNormalization",
+            _rms_norm,
+            _infer_rms_norm,
+            flops=_flops(4),
+            batch=batch_rules.along(-1, behind=True),
+            roles=("input", "scale"),
+        ),
+        OpSpec("LRN", _lrn, shapes.same_as(), flops=_flops(8), batch=batch_rules.first(0)),
+        OpSpec("LpNormalization", _lp_norm, shapes.same_as(), flops=_flops(3), batch=batch_rules.along(-1)),
     ),
     dense.NORM,
 )

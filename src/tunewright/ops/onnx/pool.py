@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tunewright.ir.types import DType, Shape, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Operands, OpSpec, Reference
@@ -164,22 +165,24 @@ def _global_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorT
 
 OPS = with_samples(
     (
-        OpSpec("MaxPool", _max_pool, _infer_pool, flops=_pool_flops),
-        OpSpec("AveragePool", _average_pool, _infer_pool, flops=_pool_flops),
-        OpSpec("LpPool", _lp_pool, _infer_pool, flops=_pool_flops),
+        OpSpec("MaxPool", _max_pool, _infer_pool, flops=_pool_flops, batch=batch_rules.pooled),
+        OpSpec("AveragePool", _average_pool, _infer_pool, flops=_pool_flops, batch=batch_rules.first(0)),
+        OpSpec("LpPool", _lp_pool, _infer_pool, flops=_pool_flops, batch=batch_rules.first(0)),
         OpSpec(
             "GlobalMaxPool",
             _global(lambda x, axes, attrs: x.max(axes, keepdims=True)),
             _infer_global,
             flops=_global_flops,
+            batch=batch_rules.first(0),
         ),
         OpSpec(
             "GlobalAveragePool",
             _global(lambda x, axes, attrs: x.mean(axes, keepdims=True)),
             _infer_global,
             flops=_global_flops,
+            batch=batch_rules.first(0),
         ),
-        OpSpec("GlobalLpPool", _global(_lp), _infer_global, flops=_global_flops),
+        OpSpec("GlobalLpPool", _global(_lp), _infer_global, flops=_global_flops, batch=batch_rules.first(0)),
     ),
     dense.POOL,
 )

@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tunewright.ir.types import Dim, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
-from ..base import Array, Attrs, Operands, OpSpec
+from ..base import Array, Attrs, Operands, OpSpec, Reference
 from ..input_errors import check_lengths
 from ..numeric import narrow, sigmoid, softplus, wide
 from ..samples import model as samples_model
@@ -247,11 +248,21 @@ def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], a
     return 2.0 * x.dims[0] * x.dims[1] * (w.size + r.size)
 
 
+#: the names of the inputs
+_ROLES = ("input", "weights", "recurrence", "bias", "lengths", "initial-h", "initial-c", "peepholes")
+
+
+def _spec(name: str, reference: Reference) -> OpSpec:
+    return OpSpec(
+        name, reference, _infer, flops=_flops, heavy=True, batch=batch_rules.recurrent, steep=True, roles=_ROLES
+    )  # fmt: skip
+
+
 OPS = with_samples(
     (
-        OpSpec("LSTM", _lstm, _infer, flops=_flops, heavy=True),
-        OpSpec("GRU", _gru, _infer, flops=_flops, heavy=True),
-        OpSpec("RNN", _rnn, _infer, flops=_flops, heavy=True),
+        _spec("LSTM", _lstm),
+        _spec("GRU", _gru),
+        _spec("RNN", _rnn),
     ),
     samples_model.RECURRENT,
 )

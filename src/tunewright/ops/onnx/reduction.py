@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tunewright.ir.types import Dim, DType, TensorType, Type
+from tunewright.ops import batch_rules
 
 from .. import shapes
 from ..base import Array, Attrs, Operands, OpSpec
@@ -80,7 +81,7 @@ def _spec(name: str, reducer: Reducer) -> OpSpec:
         y = narrow(reducer(x, chosen, bool(attrs.get("keepdims", 1))), inputs[0].dtype)
         return [y.copy() if y.base is not None else y]
 
-    return OpSpec(name, reference, _infer_reduce, flops=_input_flops)
+    return OpSpec(name, reference, _infer_reduce, flops=_input_flops, batch=batch_rules.reduced)
 
 
 def _axes(axes: Sequence[int] | None, attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -121,7 +122,7 @@ def _arg(name: str, function: Callable[..., Any]) -> OpSpec:
             y = np.asarray(function(x, axis=axis))
         return [narrow(np.expand_dims(y, axis) if attrs.get("keepdims", 1) else y, np.dtype(np.int64))]
 
-    return OpSpec(name, reference, _infer_arg, flops=_input_flops)
+    return OpSpec(name, reference, _infer_arg, flops=_input_flops, batch=batch_rules.argument)
 
 
 def _infer_arg(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -133,7 +134,9 @@ def _infer_arg(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None
 
 
 # -- CumSum, CumProd --------------------------------------------------------------------------------------------------
-def _cumulative(name: str, function: np.ufunc, neutral: int) -> OpSpec:
+def _cumulative(
+    name: str, function: np.ufunc, neutral: int, batch: batch_rules.BatchRule | None = None
+) -> OpSpec:  # fmt: skip
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         x = wide(inputs[0])
         axis = shapes.axis_of(int(inputs[1].reshape(-1)[0]), x.ndim)
@@ -149,7 +152,7 @@ def _cumulative(name: str, function: np.ufunc, neutral: int) -> OpSpec:
             y = np.flip(y, axis).copy()
         return [narrow(y, inputs[0].dtype)]
 
-    return OpSpec(name, reference, shapes.same_as())
+    return OpSpec(name, reference, shapes.same_as(), batch=batch)
 
 
 # -- softmax family ---------------------------------------------------------------------------------------------------
@@ -217,11 +220,11 @@ OPS = with_samples(
         _spec("ReduceSumSquare", _sum_square),
         _arg("ArgMax", np.argmax),
         _arg("ArgMin", np.argmin),
-        _cumulative("CumSum", np.add, 0),
+        _cumulative("CumSum", np.add, 0, batch_rules.cumulative),
         _cumulative("CumProd", np.multiply, 1),
-        OpSpec("Softmax", _softmax, _infer_softmax, flops=_softmax_flops),
-        OpSpec("LogSoftmax", _log_softmax, _infer_softmax, flops=_softmax_flops),
-        OpSpec("Hardmax", _hardmax, _infer_softmax),
+        OpSpec("Softmax", _softmax, _infer_softmax, flops=_softmax_flops, batch=batch_rules.along(-1)),
+        OpSpec("LogSoftmax", _log_softmax, _infer_softmax, flops=_softmax_flops, batch=batch_rules.along(-1)),
+        OpSpec("Hardmax", _hardmax, _infer_softmax, batch=batch_rules.along(-1)),
     ),
     dense.REDUCTION,
 )

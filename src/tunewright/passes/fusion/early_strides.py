@@ -50,11 +50,7 @@ class EarlyStrides:
                     node.attrs = {**node.attrs, "strides": strides}
                     context.log.applied(self.name, node)
             elif wants is not None and node.output in paying:
-                for i, value in enumerate(node.inputs):
-                    if value is not None and value not in paying and not _is_spread(value, node.output):
-                        if (value, wants) not in thin:
-                            thin[value, wants] = _thinned(graph, value, wants)
-                        graph.set_input(node, i, thin[value, wants])
+                _thin_inputs(graph, node, wants, paying, thin)
         for node in takers:
             if node.output in paying:
                 # the value is no longer the model's value of that name
@@ -63,6 +59,17 @@ class EarlyStrides:
                 assert spec is not None
                 infer_node(node, spec)
         return True
+
+
+def _thin_inputs(
+    graph: Graph, node: Node, wants: Strides, paying: set[Value], thin: dict[tuple[Value, Strides], Value]
+) -> None:
+    """Have a node read inputs that no other node makes smaller with a stride. ``thin``: the values made so far."""
+    for i, value in enumerate(node.inputs):
+        if value is not None and value not in paying and not _is_spread(value, node.output):
+            if (value, wants) not in thin:
+                thin[value, wants] = _thinned(graph, value, wants)
+            graph.set_input(node, i, thin[value, wants])
 
 
 def _wanted(graph: Graph, takers: dict[Node, None]) -> dict[Value, Strides]:

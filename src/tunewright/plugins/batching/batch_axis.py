@@ -9,6 +9,7 @@ must treat all examples alike. An operation without a rule proves nothing; neith
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +19,10 @@ from tunewright.frontend.model import Model
 from tunewright.ir.graph import Graph, Node, Value, freeze
 from tunewright.ir.types import DType, TensorType
 from tunewright.ops import lookup
+from tunewright.ops.batch_rules import Examples, Unproven, elementwise
 from tunewright.passes.base import Context, run_passes
 from tunewright.passes.standard import NEUTRAL
 from tunewright.settings import Settings
-
-from .batch_rules import RULES, Examples, Unproven, elementwise, reduced
 
 #: Numbers of examples for the proof; other sizes are rarely equal to them.
 COUNTS = (7, 5)
@@ -87,11 +87,7 @@ class _Proof(Examples):
             for value in node.outputs:
                 self.before[value] = self.before[self.input(node, 0)]
             return
-        rule = RULES.get(node.op)
-        if rule is None and node.op.startswith("Reduce"):
-            rule = reduced
-        elif rule is None and spec is not None and spec.elementwise:
-            rule = elementwise
+        rule = None if spec is None else spec.batch or (elementwise if spec.elementwise else None)
         if rule is None or node.bodies or node.epilogue:
             raise Unproven("is no operation that is known to keep examples apart")
         axes = rule(self, node)
@@ -99,10 +95,6 @@ class _Proof(Examples):
             if self.dims(value)[axis] % self.count:
                 raise Unproven("cuts or repeats examples")
             self.before[value] = math.prod(self.dims(value)[:axis])
-
-
-#: Inputs that hold sizes, which the results show anyway. In a view, all inputs but the first are such.
-_SIZES = {"Expand": (1,), "Slice": (2,), "Resize": (3,)}
 
 
 def _check_same(one: _Proof, other: _Proof) -> None:
@@ -114,7 +106,9 @@ def _check_same(one: _Proof, other: _Proof) -> None:
         raise Unproven("it is another graph for another number of examples")
     for a, b in nodes:
         spec = lookup(a.op)
-        sizes = range(1, len(a.inputs)) if spec is not None and spec.view else _SIZES.get(a.op, ())
+        sizes: Sequence[int] = () if spec is None else spec.size_inputs
+        if spec is not None and spec.view:  # all inputs but the first hold sizes
+            sizes = range(1, len(a.inputs))
         for i, (v, w) in enumerate(zip(a.inputs, b.inputs, strict=True)):
             if (v is not None and v.const is not None) and i not in sizes and not _alike(v, w):
                 raise Unproven(f"{a.op} {a.name!r} takes {v.name!r}, which depends on the number of examples")

@@ -81,13 +81,15 @@ class Compared:
     doubt: str = ""
 
 
-def candidates(units: int, is_cpu: bool, most: int = 0) -> list[ServingPoint]:
+def candidates(units: int, shares_cores: bool, most: int = 0) -> list[ServingPoint]:
     """Return the points to compare: 1, 2, 4 ... streams up to one per unit, with as many or twice as many requests.
 
     ``most``: maximum number of requests that the application has in flight (PERFORMANCE_HINT_NUM_REQUESTS); 0: any
     number.
     """
-    counts = sorted({*(1 << k for k in range(units.bit_length()) if 1 << k <= units), units}) if is_cpu else list(GPU)
+    counts = (
+        sorted({*(1 << k for k in range(units.bit_length()) if 1 << k <= units), units}) if shares_cores else list(GPU)
+    )
     found = [ServingPoint(n, r) for n in counts for r in (n, 2 * n) if not most or r <= most]
     return found or [ServingPoint(1, 1)]
 
@@ -172,7 +174,7 @@ def compare_streams(
         LOG.info("NUM_STREAMS = AUTO: %s", why)
         return None
     assert inputs is not None
-    tried = candidates(device.target.units, device.target.device == "cpu", settings.performance_hint_num_requests)
+    tried = candidates(device.target.units, device.target.traits.shares_cores, settings.performance_hint_num_requests)
     counts = sorted({point.streams for point in tried})
     LOG.info("NUM_STREAMS = AUTO: comparing %s streams for %g s", ", ".join(map(str, counts)), SECONDS)
     models = {n: compile(n, False) for n in counts}

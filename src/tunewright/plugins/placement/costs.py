@@ -26,12 +26,10 @@ from tunewright.runtime.plans.plan import Step
 from tunewright.runtime.requests.request import DeviceModel, DeviceRequest
 from tunewright.runtime.several.hetero_split import OVERHEAD
 from tunewright.solvers.base import Problem
-from tunewright.tuning.layout_costs import BANDWIDTH, STEP, VECTORS
+from tunewright.tuning.layout_costs import STEP, VECTORS
 
 #: Of numpy references: operations and bytes per second, and seconds of a call.
 HOST_FLOPS, HOST_BANDWIDTH, HOST_STEP = 5e9, 2e9, 30e-6
-#: Operations and bytes per second of each multiprocessor of a GPU.
-GPU_FLOPS, GPU_BANDWIDTH = 3e11, 25e9
 #: Seconds for open shapes: of the operations with most of a network's work, and of all others.
 HEAVY, LIGHT = 1e-3, 2e-6
 #: Costs count as known if this share of the estimated time was measured.
@@ -61,12 +59,11 @@ def estimate(problem: Problem, device: Device) -> float | None:
     if isinstance(work, str):
         return None
     units = max(1, device.target.units)
-    if device.family == "host":
+    if device.runs_references:
         return HOST_STEP + max(work.flops / HOST_FLOPS, work.bytes / HOST_BANDWIDTH)
-    if device.target.device == "cpu":
-        flops = 2.0 * units * max(1, device.target.vector_bytes // 4) * VECTORS
-        return STEP + max(work.flops / flops, work.bytes / (units * BANDWIDTH))
-    return STEP + max(work.flops / (units * GPU_FLOPS), work.bytes / (units * GPU_BANDWIDTH))
+    traits = device.target.traits
+    flops = traits.unit_flops or 2.0 * max(1, device.target.vector_bytes // 4) * VECTORS
+    return STEP + max(work.flops / (units * flops), work.bytes / (units * traits.unit_bandwidth))
 
 
 def roughly(node: Node, device: Device) -> float:

@@ -197,7 +197,7 @@ class _Layers:
         bare = Explanation(
             name=_name(step), op=node.op, inside=inside, fused=tuple(each.op for each in node.epilogue),
             nodes=tuple(node.origin), device=plan.device.name,
-            on_host=step.on_host and plan.device.family != "host",
+            on_host=step.on_host and not plan.device.runs_references,
             problem="" if problem is None else problem.key(),
             kernel=step.kernel.name if step.kernel is not None else origin, solver="", config=Config(), origin=origin,
             timing=timing, note="; ".join(notes),
@@ -251,7 +251,7 @@ class _Layers:
             return Roofline(work, why="it was not timed")
         if self.run is not None and len(self.run.posed.get(step, {})) > 1:
             return Roofline(work, why="its problem changes as it runs")
-        top = ceilings(_host() if step.on_host and plan.device.family != "host" else plan.device)
+        top = ceilings(_host() if step.on_host and not plan.device.runs_references else plan.device)
         if top.why:
             return Roofline(work, top, why=top.why)
         floor, bound = top.floor(work)

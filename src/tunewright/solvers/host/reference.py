@@ -25,7 +25,7 @@ class HostReference(Solver):
     host = True
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        if target.device == "null":
+        if target.traits.is_scripted:
             return "the Null device runs nothing"
         for op in [problem.op, *(step.op for step in problem.epilogue)]:
             if lookup(op) is None:

@@ -17,11 +17,11 @@ from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.ir.symbolic import SymInt, always_divides, greater
 from tunewright.ir.types import DType, TensorType
 from tunewright.search.space import Scalar, Space
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from .. import attention_form
 from ..attention_form import UNBOUNDED, AttentionForm, Heads, form
 from ..base import Config, Kernel, Problem
-from ..cuda_kernel import Call, CudaSolver
 from .elementwise.elementwise import why_not_layouts
 from .product import precision
 from .source.expr import number

@@ -11,9 +11,9 @@ from tunewright.devices.cuda.device import CudaDevice, CudaQueue, torch_dtype
 from tunewright.ir.symbolic import hint
 from tunewright.ir.types import DType, TensorType
 from tunewright.search.space import Scalar, Space
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..base import Config, Kernel, Problem
-from ..cuda_kernel import Call, CudaSolver
 from ..epilogue_types import main_type
 from ..triton.elementwise.elementwise import default_block, launch, why_not_layouts
 from ..triton.product import precision as multiply

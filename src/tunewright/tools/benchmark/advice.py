@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from tunewright.tuning.suggested_commands import command
+from tunewright.tuning.offline.suggested_commands import command
 
 from .statistics import TimeSlices, statistics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ class SweepPoint:
     label: str = "?"
 
     @property
-    def key(self) -> tuple[int, int | None]:
+    def key(self) -> ModelKey:
         """Points with the same key share a compiled model."""
         return self.streams, self.batch
 
@@ -98,6 +98,8 @@ class Axes:
         return found
 
 
+#: a number of streams and a batch
+ModelKey = tuple[int, int | None]
 #: a model compiled for a number of streams and a batch, and its inputs
 Made = tuple["CompiledModel", list[dict[str, Any]]]
 
@@ -119,32 +121,22 @@ def sweep(
     model is in memory at a time. Points that share a model follow each other, and a turn begins with the last model of
     the turn before. Points that cannot be compiled are left out with a note; if none can, the first error is raised.
     """
-    points, refused = axes.points(), dict[tuple[int, int | None], TunewrightError]()
+    points, refused = axes.points(), dict[ModelKey, TunewrightError]()
     groups = {p.key: [q for q in points if q.key == p.key] for p in points}
     turns, order, interrupted = 1 if count else repetitions, random.Random(seed), False
     one = _OneAtATime(compiled)
     with _progress(len(points) * turns) as step:
         try:
-            for turn in range(turns):
-                keys = [key for key in order.sample(list(groups), len(groups)) if key not in refused]
-                for key in sorted(keys, key=lambda key: key != one.key):
-                    group = order.sample(groups[key], len(groups[key]))
-                    step(f"compiling for {_say(group[0])}", 0)
-                    try:
-                        model, feeds = one.get(key)
-                    except TunewrightError as error:
-                        refused[key] = error
-                        step("", len(group) * turns)
-                        continue
-                    for point in group:
-                        step(f"turn {turn + 1} of {turns}: {_say(point)}", 0)
-                        load = load_of(point, api, seconds / turns, count, warm_up if turn == 0 else WARM_AGAIN)
-                        found = measure(model, feeds, load, progress=False)
-                        point.result.add(found)
-                        if found.interrupted:
-                            raise KeyboardInterrupt
-                        step("", 1)
-                    del model, feeds  # the only remaining reference must be that of `_OneAtATime`
+            for turn, group in _visits(groups, refused, turns, order, one):
+                warm = warm_up if turn == 0 else WARM_AGAIN
+                loads = [load_of(point, api, seconds / turns, count, warm) for point in group]
+                step(f"compiling for {_say(group[0])}", 0)
+                refusal = one.refusal(group[0].key)
+                if refusal is None:
+                    _measure_group(one, group, loads, step, f"turn {turn + 1} of {turns}")
+                else:
+                    refused[group[0].key] = refusal
+                    step("", len(group) * turns)
         except KeyboardInterrupt:
             interrupted = True
     if len(refused) == len(groups):
@@ -154,20 +146,59 @@ def sweep(
     return [point for point in points if point.result.latencies], interrupted
 
 
+def _visits(
+    groups: Mapping[ModelKey, Sequence[SweepPoint]],
+    refused: Collection[ModelKey],
+    turns: int,
+    order: random.Random,
+    one: _OneAtATime,
+) -> Iterator[tuple[int, list[SweepPoint]]]:
+    """Yield each turn with each group of points that share a model, in random order, without refused models.
+
+    A turn begins with the model that is in memory.
+    """
+    for turn in range(turns):
+        keys = [key for key in order.sample(list(groups), len(groups)) if key not in refused]
+        for key in sorted(keys, key=lambda key: key != one.key):
+            yield turn, order.sample(groups[key], len(groups[key]))
+
+
+def _measure_group(
+    one: _OneAtATime, group: Sequence[SweepPoint], loads: Sequence[Load], step: Callable[[str, int], None], turn: str
+) -> None:
+    """Measure the points that share a model. Raises KeyboardInterrupt if Ctrl-C ended a measurement."""
+    model, feeds = one.get(group[0].key)
+    for point, load in zip(group, loads, strict=True):
+        step(f"{turn}: {_say(point)}", 0)
+        found = measure(model, feeds, load, progress=False)
+        point.result.add(found)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        step("", 1)
+
+
 class _OneAtATime:
     """Keeps the last compiled model, and frees it before the next is compiled."""
 
     def __init__(self, compiled: Callable[[int, int | None], Made]) -> None:
         self._compiled = compiled
-        self.key: tuple[int, int | None] | None = None
+        self.key: ModelKey | None = None
         self._made: Made | None = None
 
-    def get(self, key: tuple[int, int | None]) -> Made:
+    def get(self, key: ModelKey) -> Made:
         if key != self.key or self._made is None:
             self.key = self._made = None
             gc.collect()  # requests and their callbacks form reference cycles
             self._made, self.key = self._compiled(*key), key
         return self._made
+
+    def refusal(self, key: ModelKey) -> TunewrightError | None:
+        """Compile a model. Returns the error if that fails."""
+        try:
+            self.get(key)
+        except TunewrightError as error:
+            return error
+        return None
 
 
 def load_of(point: SweepPoint, api: str | None, seconds: float | None, count: int | None, warm_up: int) -> Load:

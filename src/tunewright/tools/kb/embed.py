@@ -61,7 +61,7 @@ def embed(
     from tunewright.knowledge.embedded import MOST_BYTES, EmbeddedDatabase
     from tunewright.knowledge.embedded import embed as clear
     from tunewright.model_tuning.embed import answers, put
-    from tunewright.tuning.suggested_commands import command
+    from tunewright.tuning.offline.suggested_commands import command
 
     to = out or model
     check_writable(to)

@@ -218,14 +218,14 @@ def _duel(
 ) -> Measurement | Fault | None:
     from tunewright.heuristic.train import tells
     from tunewright.knowledge.record import Fault
-    from tunewright.tuning.session import duel
+    from tunewright.tuning.session import MeasuringPlan, SessionSubject, duel
 
     e = judged.example
     assert judged.pick is not None
     try:
         found = duel(
-            e.problem, asked.device.target, e.default, judged.pick, asked.solvers(e.problem), measurer, seconds=seconds,
-            seed=settings.tune_seed, regime=settings.tune_regime.lower(),
+            SessionSubject(e.problem, asked.device.target, e.default, asked.solvers(e.problem)), judged.pick, measurer,
+            MeasuringPlan(seconds, settings.tune_seed, settings.tune_regime.lower()),
         )  # fmt: skip
     except DeviceError as error:
         note(f"a pick cannot be measured: {safe(str(error))}")

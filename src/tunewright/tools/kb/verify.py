@@ -140,7 +140,7 @@ def _measure(asked: AskedDevice, cases: Sequence[VerifiedAnswer], user: Database
 
 def _duel(asked: AskedDevice, case: VerifiedAnswer, measurer: Measurer, user: Database, settings: Settings) -> None:
     from tunewright.knowledge.record import Fault
-    from tunewright.tuning.session import duel
+    from tunewright.tuning.session import MeasuringPlan, SessionSubject, duel
 
     m = case.stored
     problem = pose(m)
@@ -152,8 +152,9 @@ def _duel(asked: AskedDevice, case: VerifiedAnswer, measurer: Measurer, user: Da
     regime = "layer" if m.evidence.regime == "network" else m.evidence.regime
     try:
         now = duel(
-            problem, asked.device.target, default, (m.key.solver, m.config), asked.solvers(problem), measurer,
-            seconds=settings.tune_seconds, seed=settings.tune_seed, regime=regime,
+            SessionSubject(problem, asked.device.target, default, asked.solvers(problem)),
+            (m.key.solver, m.config), measurer,
+            MeasuringPlan(settings.tune_seconds, settings.tune_seed, regime),
         )  # fmt: skip
     except DeviceError as error:
         case.verdict, case.why = UNCHECKED, str(error)

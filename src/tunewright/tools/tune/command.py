@@ -179,8 +179,8 @@ def tune(
     For recorded shapes: tunewright tune model.onnx --from-traffic
     """
     from tunewright.core import Core
+    from tunewright.tuning.offline.suggested_commands import command
     from tunewright.tuning.policy import decide
-    from tunewright.tuning.suggested_commands import command
 
     from ..kb.open import writable
     from ..kb.traffic import cases_of_traffic
@@ -295,7 +295,7 @@ def _plainly(
     core: Core, model: Path, device: str, wish: TuneOptions, stop: Callable[[], bool]
 ) -> Iterator[list[TuningResult]]:  # fmt: skip
     """Tune one model on one device, on several, or on HETERO's subgraphs."""
-    from tunewright.tuning.suggested_commands import command
+    from tunewright.tuning.offline.suggested_commands import command
 
     from ..shared.inputs import concrete, load
 

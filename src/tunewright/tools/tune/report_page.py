@@ -365,7 +365,7 @@ def _command(row: ReportedLayer) -> str:
 
 def _again(t: ReportedTuning) -> str:
     """Return the command that continues the tuning, with twice the time."""
-    from tunewright.tuning.suggested_commands import command
+    from tunewright.tuning.offline.suggested_commands import command
 
     more = f"--budget {max(30, round(2 * (t.budget or 30.0)))}s"
     if t.command:

@@ -245,42 +245,51 @@ def _kernel(layer: TunedLayer) -> str:
 
 def summary(result: TuningResult) -> str:
     """Summarise the result in one or two sentences."""
-    from tunewright.model_tuning.expected_gain import promised
-
     changed = [layer for layer in result.layers if layer.chosen is not None]
+    text = _changes(result, changed) if changed else _no_change(result.layers)
     known = sum(layer.skipped == "it was tuned before" for layer in result.layers)
-    seeming = sum(layer.chosen is None and promised(layer) > 1 for layer in result.layers)
-    if result.gain is not None and changed:
-        g = result.gain
-        noise = ", within noise" if g.low < 1 < g.high else ""
-        text = (
-            f"{milliseconds(result.before)} -> {milliseconds(result.after)} ms, {g.median:.3f} times as fast"
-            f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs{noise});"
-            f" {plural(len(changed), 'layer')} changed, outputs differ by {result.error:.1e}"
-        )
-        if result.energy is not None:
-            text = text.replace(" times as fast", " times less energy")
-            text += f"; {result.energy[0]:.4g} -> {result.energy[1]:.4g} J"
-    elif any(layer.network for layer in changed):  # the tuning was stopped
-        text = f"{plural(len(changed), 'layer')} changed, {milliseconds(result.before)} ->"
-        text += f" {milliseconds(result.after)} ms promised: whole networks were not compared"
-    elif changed:  # the tuning was of problems
-        text = f"{len(changed)} of {plural(len(result.layers), 'problem')} have a faster kernel now"
-        text += f"; all together {milliseconds(result.before)} -> {milliseconds(result.after)} ms, each by itself"
-    elif not any(layer.outcome is not None for layer in result.layers):
-        text = "nothing was searched"
-    elif seeming:
-        text = f"nothing was changed; {plural(seeming, 'layer')} may have a faster kernel: more time would tell"
-    elif unclear := sum(layer.outcome is not None and layer.outcome.is_open for layer in result.layers):
-        text = f"nothing faster was found; {plural(unclear, 'layer')} open, because time was short"
-    else:
-        text = "nothing is faster than what is used already"
     text += f"; {known} tuned before" if known else ""
     late = sum(layer.skipped == "no time was left for it" for layer in result.layers)
     text += f"; no time was left to search {plural(late, 'layer')}" if late else ""
     if result.undone:
         text += f"; {plural(len(result.undone), 'change')} taken back: the whole network did not gain by that"
     return text + ("; stopped early" if result.stopped else "")
+
+
+def _changes(result: TuningResult, changed: Sequence[TunedLayer]) -> str:
+    """Say what changed layers gain."""
+    if result.gain is None and any(layer.network for layer in changed):  # the tuning was stopped
+        text = f"{plural(len(changed), 'layer')} changed, {milliseconds(result.before)} ->"
+        return text + f" {milliseconds(result.after)} ms promised: whole networks were not compared"
+    if result.gain is None:  # the tuning was of problems
+        text = f"{len(changed)} of {plural(len(result.layers), 'problem')} have a faster kernel now"
+        return text + f"; all together {milliseconds(result.before)} -> {milliseconds(result.after)} ms, each by itself"
+    g = result.gain
+    noise = ", within noise" if g.low < 1 < g.high else ""
+    text = (
+        f"{milliseconds(result.before)} -> {milliseconds(result.after)} ms, {g.median:.3f} times as fast"
+        f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs{noise});"
+        f" {plural(len(changed), 'layer')} changed, outputs differ by {result.error:.1e}"
+    )
+    if result.energy is not None:
+        text = text.replace(" times as fast", " times less energy")
+        text += f"; {result.energy[0]:.4g} -> {result.energy[1]:.4g} J"
+    return text
+
+
+def _no_change(layers: Sequence[TunedLayer]) -> str:
+    """Say why no layer has changed."""
+    from tunewright.model_tuning.expected_gain import promised
+
+    if not any(layer.outcome is not None for layer in layers):
+        return "nothing was searched"
+    seeming = sum(layer.chosen is None and promised(layer) > 1 for layer in layers)
+    if seeming:
+        return f"nothing was changed; {plural(seeming, 'layer')} may have a faster kernel: more time would tell"
+    unclear = sum(layer.outcome is not None and layer.outcome.is_open for layer in layers)
+    if unclear:
+        return f"nothing faster was found; {plural(unclear, 'layer')} open, because time was short"
+    return "nothing is faster than what is used already"
 
 
 def closing(results: Sequence[TuningResult], command: str, budget: float, weights: Sequence[float] = ()) -> list[str]:

@@ -193,42 +193,10 @@ def from_arguments(title: str, arguments: Sequence[str]) -> Problem:
         raise InputError(f"there is no operation {op}", where="--op", hint=hint)
     if title not in ("op", class_of(op)):
         raise InputError(f"{op} is not of the class {title}", where="--op", hint=f"tunewright driver {class_of(op)}")
-    return _problem(op, given)
-
-
-def _problem(op: str, given: Sequence[tuple[str, str]]) -> Problem:
-    roles, kinds = form(op).roles, form(op).kinds
-    flags = {name.replace("_", "-"): name for name in kinds}
-    main: dict[int, _Input] = {}
-    operands: list[_Input] = []
-    attrs: dict[str, Any] = {}
-    outputs: list[str | None] = []
-    epilogue: list[dict[str, Any]] = []
-    counted = 0
+    options = _ProblemOptions(op)
     for name, text in given:
-        if name == "input":
-            _set(main, counted, _input(name, text), name)
-            counted += 1
-        elif name in roles:
-            _set(main, roles.index(name), _input(name, text), name)
-        elif name == "operand":
-            operands.append(_input(name, text))
-        elif name == "output":
-            outputs.append(None if text == "_" else text)
-        elif name == "epilogue":
-            epilogue += _steps(text)
-        elif name == "attr":
-            key, equals, value = text.partition("=")
-            if not equals:
-                raise InputError(f"{text!r} is not NAME=JSON", where="--attr", hint="for example --attr axis=1")
-            _set(attrs, key, _json(value, f"--attr {key}"), key)
-        elif name in flags:
-            _set(attrs, flags[name], _attr(name, text, kinds[flags[name]]), name)
-        elif name != "op":
-            own = [*roles, *flags]
-            hint = _close(name, [*own, *PLAIN], "--") or f"it has {', '.join(f'--{n}' for n in own)}"
-            raise InputError(f"{op} has no option --{name}", hint=hint)
-    return _built(op, main, operands, attrs, epilogue, outputs)
+        options.add(name, text)
+    return options.problem()
 
 
 @dataclass(frozen=True)
@@ -241,27 +209,72 @@ class _Input:
     value: dict[str, Any] | None = None
 
 
-def _built(
-    op: str, main: Mapping[int, _Input], operands: Sequence[_Input], attrs: Mapping[str, Any],
-    epilogue: Sequence[dict[str, Any]], outputs: Sequence[str | None],
-) -> Problem:  # fmt: skip
-    inputs = [main.get(i, _Input(None)) for i in range(max(main, default=-1) + 1)] + list(operands)
-    problem = problem_json.from_json(
-        {
-            "op": op, "inputs": [x.type for x in inputs], "outputs": list(outputs), "attrs": dict(attrs),
-            "epilogue": list(epilogue), "operands": len(operands),
-            "constant": [i for i, x in enumerate(inputs) if x.constant],
-            "values": [[i, x.value] for i, x in enumerate(inputs) if x.value is not None],
-        }
-    )  # fmt: skip
-    if outputs:
-        return problem
-    try:
-        return replace(problem, outputs=(_infer(problem),))
-    except InputError:
-        raise
-    except _SENSELESS as error:
-        raise InputError(f"its inputs do not fit: {error or repr(error)}", where=op) from None
+class _ProblemOptions:
+    """Collects the options that describe a problem of one operation."""
+
+    def __init__(self, op: str) -> None:
+        self.op, self.roles, self.kinds = op, form(op).roles, form(op).kinds
+        self.flags = {name.replace("_", "-"): name for name in self.kinds}
+        self.main: dict[int, _Input] = {}
+        self.operands: list[_Input] = []
+        self.attrs: dict[str, Any] = {}
+        self.outputs: list[str | None] = []
+        self.epilogue: list[dict[str, Any]] = []
+        self.counted = 0
+
+    def add(self, name: str, text: str) -> None:
+        """Add an option. Raises `InputError` if the operation has no such option, or if its text is malformed."""
+        if name == "input":
+            _set(self.main, self.counted, _input(name, text), name)
+            self.counted += 1
+        elif name in self.roles:
+            _set(self.main, self.roles.index(name), _input(name, text), name)
+        elif not (self._add_common(name, text) or name == "op"):
+            self._add_flag(name, text)
+
+    def _add_common(self, name: str, text: str) -> bool:
+        """Add an option that all operations have. Returns whether it is one."""
+        if name == "operand":
+            self.operands.append(_input(name, text))
+        if name == "output":
+            self.outputs.append(None if text == "_" else text)
+        if name == "epilogue":
+            self.epilogue += _steps(text)
+        if name == "attr":
+            key, equals, value = text.partition("=")
+            if not equals:
+                raise InputError(f"{text!r} is not NAME=JSON", where="--attr", hint="for example --attr axis=1")
+            _set(self.attrs, key, _json(value, f"--attr {key}"), key)
+        return name in ("operand", "output", "epilogue", "attr")
+
+    def _add_flag(self, name: str, text: str) -> None:
+        """Add an option that is an attribute of the operation."""
+        if name not in self.flags:
+            own = [*self.roles, *self.flags]
+            hint = _close(name, [*own, *PLAIN], "--") or f"it has {', '.join(f'--{n}' for n in own)}"
+            raise InputError(f"{self.op} has no option --{name}", hint=hint)
+        attribute = self.flags[name]
+        _set(self.attrs, attribute, _attr(name, text, self.kinds[attribute]), name)
+
+    def problem(self) -> Problem:
+        """Return the problem. Without outputs, their types follow from the inputs."""
+        inputs = [self.main.get(i, _Input(None)) for i in range(max(self.main, default=-1) + 1)] + self.operands
+        problem = problem_json.from_json(
+            {
+                "op": self.op, "inputs": [x.type for x in inputs], "outputs": self.outputs, "attrs": self.attrs,
+                "epilogue": self.epilogue, "operands": len(self.operands),
+                "constant": [i for i, x in enumerate(inputs) if x.constant],
+                "values": [[i, x.value] for i, x in enumerate(inputs) if x.value is not None],
+            }
+        )  # fmt: skip
+        if self.outputs:
+            return problem
+        try:
+            return replace(problem, outputs=(_infer(problem),))
+        except InputError:
+            raise
+        except _SENSELESS as error:
+            raise InputError(f"its inputs do not fit: {error or repr(error)}", where=self.op) from None
 
 
 def _inferred(problem: Problem) -> tuple[TensorType, ...]:

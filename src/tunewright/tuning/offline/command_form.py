@@ -100,32 +100,19 @@ CLASSES: Mapping[str, OpClass] = {
     ),
 }  # fmt: skip
 
-#: Names of inputs in order. For other operations the first is `input`; the rest have the names of ONNX's schema.
-_ROLES = {
-    **dict.fromkeys(("Conv", "ConvTranspose"), ("input", "weights", "bias")),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"),
-                    ("input", "weights", "recurrence", "bias", "lengths", "initial-h", "initial-c", "peepholes")),
-    **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization"), ("input", "scale", "bias")),
-    "RMSNormalization": ("input", "scale"),
-    "BatchNormalization": ("input", "scale", "bias", "mean", "variance"),
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), ("input", "scale", "zero-point")),
-    "MatMul": ("a", "b"),
-    "Gemm": ("a", "b", "c"),
-    "Attention": ("query", "key", "value", "mask", "past-key", "past-value"),
-}  # fmt: skip
-
 
 def class_of(op: str) -> str:
     """Return the sub-command of an operation."""
+    # imported late: the command line lists the classes without loading the operations
+    from tunewright.ops import lookup
+
+    spec = lookup(op)
+    if spec is not None and spec.op_class:
+        return spec.op_class
     name = op.rpartition("::")[2]
     for title, about in CLASSES.items():
         if name in about.names or any(part in name for part in about.parts):
             return title
-    from tunewright.ops import (
-        lookup,  # imported late: the command line lists the classes without loading the operations
-    )
-
-    spec = lookup(op)
     return "elementwise" if spec is not None and spec.elementwise else "op"
 
 
@@ -139,20 +126,24 @@ class CommandForm:
 
 @lru_cache(maxsize=1 << 10)  # bounded, because a user may type any name
 def form(op: str) -> CommandForm:
-    """Return the options according to ONNX's newest schema.
+    """Return the options: names of inputs as the operation's definition says, the rest by ONNX's newest schema.
 
-    For operations of other domains the inputs are given in order, and the attributes by --attr.
+    For operations of other domains the attributes are given by --attr, and without names the inputs in order.
     """
     import onnx.defs
 
+    from tunewright.ops import lookup
+
+    spec = lookup(op)
+    roles = () if spec is None else spec.roles
     try:
         schema = onnx.defs.get_schema(op) if "::" not in op else None
     except onnx.defs.SchemaError:
         schema = None
     if schema is None:
-        return CommandForm((), {})
+        return CommandForm(roles, {})
     kinds = {name: int(a.type.value) for name, a in schema.attributes.items()}
     kinds = {name: kind for name, kind in kinds.items() if kind in _KINDS and name.replace("_", "-") not in PLAIN}
     single = [p for p in schema.inputs if p.option != onnx.defs.OpSchema.FormalParameterOption.Variadic]
     names = ["input", *(p.name.lower().replace("_", "-") for p in single[1:])] if single else []
-    return CommandForm(_ROLES.get(op, tuple(names) if len(single) == len(schema.inputs) else ()), kinds)
+    return CommandForm(roles or (tuple(names) if len(single) == len(schema.inputs) else ()), kinds)

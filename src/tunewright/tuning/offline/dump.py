@@ -28,7 +28,7 @@ from tunewright.settings import Settings
 from tunewright.solvers import problem_json
 from tunewright.solvers.base import Problem
 
-from .. import suggested_commands
+from . import suggested_commands
 
 LOG = logging.getLogger("tunewright")
 #: Logger for commands. Its own level shows them even where an application shows only warnings.
@@ -169,10 +169,8 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes | None]]:
                 whole = len(line) <= MOST_LINE
                 while not line.endswith(b"\n") and (more := stream.readline(MOST_LINE)):
                     line, whole = more, False
-                if not whole:
-                    yield number, None
-                elif line.strip():
-                    yield number, line
+                if line.strip() or not whole:
+                    yield number, line if whole else None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=str(file)) from None
 

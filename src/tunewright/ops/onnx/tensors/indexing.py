@@ -9,7 +9,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE
 from tunewright.ir.types import Dim, DType, TensorType, Type
-from tunewright.ops import shapes
+from tunewright.ops import batch_rules, shapes
 from tunewright.ops.base import Array, Attrs, Operands, OpSpec
 from tunewright.ops.input_errors import check_indices, check_lengths, check_natural, check_rows
 from tunewright.ops.numeric import narrow, wide
@@ -281,17 +281,17 @@ def _reverse_sequence(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[A
 
 OPS = with_samples(
     (
-        OpSpec("Gather", _gather, _infer_gather),
-        OpSpec("GatherElements", _gather_elements, _infer_gather_elements),
-        OpSpec("GatherND", _gather_nd, _infer_gather_nd),
+        OpSpec("Gather", _gather, _infer_gather, batch=batch_rules.gathered, picks=True),
+        OpSpec("GatherElements", _gather_elements, _infer_gather_elements, picks=True),
+        OpSpec("GatherND", _gather_nd, _infer_gather_nd, picks=True),
         OpSpec("Scatter", _scatter_elements, _infer_scatter),
         OpSpec("ScatterElements", _scatter_elements, _infer_scatter),
         OpSpec("ScatterND", _scatter_nd, _infer_scatter),
         OpSpec("TensorScatter", _tensor_scatter, shapes.same_as()),
-        OpSpec("TopK", _top_k, _infer_top_k),
+        OpSpec("TopK", _top_k, _infer_top_k, batch=batch_rules.along(-1)),
         OpSpec("OneHot", _one_hot, _infer_one_hot),
         OpSpec("NonZero", _non_zero, _infer_non_zero),
-        OpSpec("Compress", _compress, _infer_compress),
+        OpSpec("Compress", _compress, _infer_compress, picks=True),
         OpSpec("Unique", _unique, _infer_unique),
         OpSpec("ReverseSequence", _reverse_sequence, shapes.same_as()),
     ),

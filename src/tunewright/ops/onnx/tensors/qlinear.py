@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tunewright.ir.types import DType, TensorType, Type
-from tunewright.ops import shapes
+from tunewright.ops import batch_rules, shapes
 from tunewright.ops.base import Array, Attrs, Operands, OpSpec
 from tunewright.ops.numeric import integer_matmul, saturate, wide
 from tunewright.ops.samples import model as samples_model
@@ -99,9 +99,30 @@ def _product_flops(inputs: Sequence[TensorType | None], outputs: Sequence[Tensor
 
 OPS = with_samples(
     (
-        OpSpec("QLinearConv", _qlinear_conv, _infer_qlinear_conv, flops=_qlinear_conv_flops, heavy=True),
-        OpSpec("QLinearMatMul", _qlinear_matmul, _infer_qlinear_matmul, flops=_product_flops, heavy=True),
-        OpSpec("MatMulInteger", _matmul_integer, _infer_matmul_integer, flops=_product_flops, heavy=True),
+        OpSpec(
+            "QLinearConv",
+            _qlinear_conv,
+            _infer_qlinear_conv,
+            flops=_qlinear_conv_flops,
+            heavy=True,
+            batch=batch_rules.first(0),
+        ),
+        OpSpec(
+            "QLinearMatMul",
+            _qlinear_matmul,
+            _infer_qlinear_matmul,
+            flops=_product_flops,
+            heavy=True,
+            batch=batch_rules.product(0, 3),
+        ),
+        OpSpec(
+            "MatMulInteger",
+            _matmul_integer,
+            _infer_matmul_integer,
+            flops=_product_flops,
+            heavy=True,
+            batch=batch_rules.product(0, 1),
+        ),
     ),
     samples_model.QUANTIZE,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tunewright.ir.types import DType, TensorType, Type
-from tunewright.ops import shapes
+from tunewright.ops import batch_rules, shapes
 from tunewright.ops.base import Array, Attrs, Operands, OpSpec
 from tunewright.ops.numeric import limits, narrow, saturate, wide
 from tunewright.ops.samples import model as samples_model
@@ -120,8 +120,20 @@ def _infer_dynamic(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
 
 OPS = with_samples(
     (
-        OpSpec("QuantizeLinear", _quantize, _infer_quantize),
-        OpSpec("DequantizeLinear", _dequantize, _infer_dequantize),
+        OpSpec(
+            "QuantizeLinear",
+            _quantize,
+            _infer_quantize,
+            batch=batch_rules.scaled,
+            roles=("input", "scale", "zero-point"),
+        ),
+        OpSpec(
+            "DequantizeLinear",
+            _dequantize,
+            _infer_dequantize,
+            batch=batch_rules.scaled,
+            roles=("input", "scale", "zero-point"),
+        ),
         OpSpec("DynamicQuantizeLinear", _dynamic, _infer_dynamic),
     ),
     samples_model.QUANTIZE,

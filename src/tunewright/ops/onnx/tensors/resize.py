@@ -12,7 +12,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE, SymInt
 from tunewright.ir.types import Dim, TensorType, Type
-from tunewright.ops import shapes
+from tunewright.ops import batch_rules, shapes
 from tunewright.ops.base import Array, Attrs, Operands, OpSpec
 from tunewright.ops.numeric import limits, narrow, wide
 from tunewright.ops.samples import model as samples_model
@@ -335,4 +335,7 @@ def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], a
     return float(2 * count * outputs[0].size)
 
 
-OPS = with_samples((OpSpec("Resize", _resize, _infer_resize, flops=_flops),), samples_model.RESIZE)
+OPS = with_samples(
+    (OpSpec("Resize", _resize, _infer_resize, flops=_flops, batch=batch_rules.resized, size_inputs=(3,), picks=True),),
+    samples_model.RESIZE,
+)

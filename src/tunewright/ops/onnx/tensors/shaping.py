@@ -10,7 +10,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE, sym_array
 from tunewright.ir.types import Dim, DType, Shape, TensorType, Type
-from tunewright.ops import shapes
+from tunewright.ops import batch_rules, shapes
 from tunewright.ops.base import Array, Attrs, Operands, OpSpec
 from tunewright.ops.samples import shape as samples_shape
 from tunewright.ops.samples.base import with_samples
@@ -300,9 +300,9 @@ OPS = with_samples(
         OpSpec("Flatten", _flatten, _infer_flatten, view=True),
         OpSpec("Squeeze", _squeeze, _infer_squeeze, view=True),
         OpSpec("Unsqueeze", _unsqueeze, _infer_unsqueeze, view=True),
-        OpSpec("Transpose", _transpose, _infer_transpose),
-        OpSpec("DepthToSpace", _depth_to_space, _infer_depth_to_space),
-        OpSpec("SpaceToDepth", _space_to_depth, _infer_space_to_depth),
+        OpSpec("Transpose", _transpose, _infer_transpose, batch=batch_rules.transposed),
+        OpSpec("DepthToSpace", _depth_to_space, _infer_depth_to_space, batch=batch_rules.first(0)),
+        OpSpec("SpaceToDepth", _space_to_depth, _infer_space_to_depth, batch=batch_rules.first(0)),
     ),
     samples_shape.SHAPING,
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from tunewright.ir.symbolic import WHOLE, greater, lesser
 from tunewright.ir.types import Dim, Shape, TensorType, Type
-from tunewright.ops import shapes
+from tunewright.ops import batch_rules, shapes
 from tunewright.ops.base import Array, Attrs, Operands, OpSpec
 from tunewright.ops.samples import shape as samples_shape
 from tunewright.ops.samples.base import with_samples
@@ -291,12 +291,12 @@ def _infer_expand(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 OPS = with_samples(
     (
-        OpSpec("Slice", _slice, _infer_slice),
-        OpSpec("Split", _split, _infer_split),
-        OpSpec("Concat", _concat, _infer_concat),
-        OpSpec("Pad", _pad, _infer_pad),
-        OpSpec("Tile", _tile, _infer_tile),
-        OpSpec("Expand", _expand, _infer_expand),
+        OpSpec("Slice", _slice, _infer_slice, batch=batch_rules.sliced, size_inputs=(2,), picks=True),
+        OpSpec("Split", _split, _infer_split, batch=batch_rules.kept(1)),
+        OpSpec("Concat", _concat, _infer_concat, batch=batch_rules.joined),
+        OpSpec("Pad", _pad, _infer_pad, batch=batch_rules.padded),
+        OpSpec("Tile", _tile, _infer_tile, batch=batch_rules.kept(1)),
+        OpSpec("Expand", _expand, _infer_expand, batch=batch_rules.expanded, size_inputs=(1,)),
     ),
     samples_shape.SLICING,
 )

@@ -351,7 +351,7 @@ _END = """
 
 
 def _why_not(problem: Problem, target: Target) -> str | None:
-    if target.device != "cpu":
+    if not target.traits.private_caches:
         return "the ring is larger than what a work-item has elsewhere than on a processor"
     x, out, block = problem.inputs[0], problem.outputs[0], lanes(target)
     if not problem.is_static or not isinstance(x, TensorType) or not isinstance(out, TensorType):

@@ -93,7 +93,7 @@ class WinogradSizes:
         tasks = groups if fused else -(-groups // band) * slabs
         # On a processor a work-item of the fused form has the nearest caches to itself. If a unit ran several, it would
         # find the memory of each cold, or in the cache of another unit.
-        each = 1 if fused and target.device == "cpu" else int(config["items"])
+        each = 1 if fused and target.traits.private_caches else int(config["items"])
         items = lesser(each * greater(target.units, 1), tasks)
         band = lesser(band, -(-groups // items)) if fused else band
         inputs = (band if fused else groups) * blocks * ur * block + STAGGER
@@ -227,7 +227,7 @@ class ConvWinograd(CSolver):
         source.buffer("v", DType.FLOAT32, v)
         source.buffer("m", DType.FLOAT32, Scratch("m", sums))
         source.buffer("y", out.dtype, Out())
-        source.fixed(NB=sizes.nb, FETCH=int(target.device == "cpu"))
+        source.fixed(NB=sizes.nb, FETCH=int(target.traits.prefetches))
         source.dims(
             OH=out.dims[2], OW=out.dims[3], GROUPS=sizes.groups, BAND=sizes.band, ITEMS=sizes.items, OC=out.dims[1],
             IC=tensor(problem.inputs[0]).dims[1], YBLOCKS=out.physical[1], SLABS=sizes.slabs, MSTEP=sizes.sums,
@@ -281,7 +281,7 @@ class ConvWinogradTwo(ConvWinograd):
             return why
         if not problem.is_static:
             return "whether it is faster than direct summation depends on shapes, which are not known"
-        if target.device != "cpu":
+        if not target.traits.private_caches:
             return "whether it is faster than direct summation is known of processors alone"
         problem = problem.at_hand  # The following reasons concern its speed, not its abilities.
         if 9 * tensor(problem.inputs[0]).dims[1] * tensor(problem.outputs[0]).size < LEAST_WORK:

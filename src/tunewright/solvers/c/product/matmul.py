@@ -71,7 +71,7 @@ class MatMul(CSolver):
         again = p.m > rows
         return {
             "rows": rows, "vectors": vectors, "k_block": BLOCK if again else 2048, "split": 4,
-            "direct": p.m <= 4 * rows, "prefetch": target.device == "cpu" and again,
+            "direct": p.m <= 4 * rows, "prefetch": target.traits.prefetches and again,
         }  # fmt: skip
 
     def space(self, problem: Problem, target: Target) -> Space:

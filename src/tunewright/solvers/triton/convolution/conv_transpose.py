@@ -21,7 +21,7 @@ from tunewright.ops.onnx.conv import transposed_size
 from tunewright.ops.windows import spread
 from tunewright.search.space import Scalar, Space
 from tunewright.solvers.base import Array, Config, Kernel, Packing, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..product import precision

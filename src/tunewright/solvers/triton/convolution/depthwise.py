@@ -14,7 +14,7 @@ from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType
 from tunewright.search.space import Scalar, Space
 from tunewright.solvers.base import Config, Packing, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..product.product_shape import BY_TAP, ProductShape, conv_shape, why_not_size

@@ -10,7 +10,7 @@ from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.ir.types import PLAIN, TensorType
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..source import expr
 from ..source.text import HEAD, NAMES, chain, load, why_not_chain

@@ -10,15 +10,15 @@ from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.ir.symbolic import SymInt
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Missing, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
 
 from ..source import rows
+from ..source.cuda_kernel import Call, CudaSolver
 from ..source.expr import number
 from ..source.rows import cdiv, tensor
 from ..source.text import NAMES, load
 
 
-class Range(CudaSolver):
+class TritonRange(CudaSolver):
     """Computed as the reference does: in 64 bits, then rounded to the result's type."""
 
     id = "triton.range"
@@ -69,4 +69,4 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(int(value))
 
 
-SOLVERS = (Range(),)
+SOLVERS = (TritonRange(),)

@@ -16,7 +16,7 @@ from tunewright.ir.types import DType
 from tunewright.ops.shapes import axis_of
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..source import rows

@@ -22,7 +22,7 @@ from tunewright.ops.onnx.tensors.slicing import limits
 from tunewright.ops.shapes import whole
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Missing, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..source import expr, rows

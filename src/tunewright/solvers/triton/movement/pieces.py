@@ -12,7 +12,7 @@ from tunewright.ir.types import PLAIN, DType, TensorType
 from tunewright.ops.internal.pieces import PIECES, Axis, Piece, Read, parts
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..source import expr, rows
 from ..source.rows import cdiv, filling, indented, tensor

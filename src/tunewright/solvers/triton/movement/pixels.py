@@ -12,7 +12,7 @@ from tunewright.ir.types import NHWC, PLAIN, DType
 from tunewright.ops.internal.pixels import PIXELS
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..source import rows
 from ..source.rows import cdiv, filling, power, tensor

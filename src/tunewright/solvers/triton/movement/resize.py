@@ -22,7 +22,7 @@ from tunewright.ir.types import PLAIN, DType, TensorType
 from tunewright.ops.onnx.tensors.resize import Taps, extrapolation, steps, taps
 from tunewright.search.space import Space
 from tunewright.solvers.base import Array, Config, Missing, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..source import expr, rows

@@ -15,7 +15,7 @@ from tunewright.ir.symbolic import always_divides
 from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType
 from tunewright.search.space import Scalar, Space
 from tunewright.solvers.base import Config, Packing, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..source.text import HEAD, NAMES, chain, load, why_not_chain

@@ -20,7 +20,7 @@ from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType
 from tunewright.search.space import Space
 from tunewright.solvers.base import Array, Config, Kernel, Packing, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..source.sizes_page import of_class

@@ -19,7 +19,7 @@ from tunewright.ir.types import PLAIN, DType
 from tunewright.ops.windows import Windows, windows
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..source import fold, rows

@@ -13,7 +13,7 @@ from tunewright.devices.cuda.device import CudaDevice, CudaQueue
 from tunewright.ir.types import PLAIN
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..source import fold, rows

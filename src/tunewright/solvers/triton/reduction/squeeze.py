@@ -19,7 +19,7 @@ from tunewright.ir.types import NHWC, PLAIN, DType, Layout
 from tunewright.ops.internal.squeeze_excite import EXCITE, SIDES, activation
 from tunewright.search.space import Scalar, Space
 from tunewright.solvers.base import Array, Config, Packing, Problem
-from tunewright.solvers.cuda_kernel import Call, CudaSolver
+from tunewright.solvers.triton.source.cuda_kernel import Call, CudaSolver
 
 from ..elementwise.elementwise import why_not_layouts
 from ..source import expr, rows

@@ -1,4 +1,7 @@
-"""Rules for operations that keep the examples of a batch apart: where the examples are in the results."""
+"""Rules for operations that keep the examples of a batch apart: where the examples are in the results.
+
+An `OpSpec` names the rule of its operation as ``batch``. Operations without a rule cannot be in a batched model.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tunewright.ir.graph import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value
 
 
 class Unproven(Exception):
@@ -79,7 +82,7 @@ class Examples:
 
 
 #: Returns the axis of the examples in each result.
-Rule = Callable[[Examples, Node], Sequence[int]]
+BatchRule = Callable[[Examples, Node], Sequence[int]]
 
 
 def _aligned(proof: Examples, values: Sequence[Value | None], rank: int) -> int:
@@ -100,7 +103,7 @@ def elementwise(proof: Examples, node: Node) -> list[int]:
     return [_aligned(proof, node.inputs, len(proof.dims(node.output)))] * len(node.outputs)
 
 
-def _first(*data: int) -> Rule:
+def first(*data: int) -> BatchRule:
     """Rule: examples come first in these inputs and in the results; the other inputs are weights."""
 
     def rule(proof: Examples, node: Node) -> Sequence[int]:
@@ -116,19 +119,19 @@ def _first(*data: int) -> Rule:
     return rule
 
 
-def _normalised(proof: Examples, node: Node) -> Sequence[int]:
+def normalised(proof: Examples, node: Node) -> Sequence[int]:
     if node.attrs.get("training_mode", 0):
         raise Unproven("takes its statistics from the examples")
-    return _first(0)(proof, node)
+    return first(0)(proof, node)
 
 
-def _pooled(proof: Examples, node: Node) -> Sequence[int]:
+def pooled(proof: Examples, node: Node) -> Sequence[int]:
     if len(node.outputs) > 1:
         raise Unproven("says where in the whole batch its results come from")
-    return _first(0)(proof, node)
+    return first(0)(proof, node)
 
 
-def _attention(proof: Examples, node: Node) -> Sequence[int]:
+def attention(proof: Examples, node: Node) -> Sequence[int]:
     """Rule: queries, keys and values belong to examples; a mask may apply to all of them."""
     for i in range(3):
         if not proof.has(node.input(i)):
@@ -141,19 +144,19 @@ def _attention(proof: Examples, node: Node) -> Sequence[int]:
             proof.alike(value, 0 if i > 3 else rank - 4)
         elif i == 3 and rank != 4:
             raise Unproven("has a mask of the examples that is not one for each")
-    return _first(*range(len(node.inputs)))(proof, node)
+    return first(*range(len(node.inputs)))(proof, node)
 
 
-def _turned(proof: Examples, node: Node) -> Sequence[int]:
+def rotary(proof: Examples, node: Node) -> Sequence[int]:
     """Rule of rotary embeddings: angles for each example or for all; or a table, and positions of each example."""
     table = node.input(3) is not None
     for i, value in enumerate(node.inputs[1:], 1):
         if value is not None and not proof.has(value) and not (table and i < 3):
             proof.alike(value, 0)
-    return _first(0, 3)(proof, node) if table else _first(0, 1, 2)(proof, node)
+    return first(0, 3)(proof, node) if table else first(0, 1, 2)(proof, node)
 
 
-def _fused_product(proof: Examples, node: Node) -> Sequence[int]:
+def fused_product(proof: Examples, node: Node) -> Sequence[int]:
     """Rule of a product that may transpose its second operand."""
     if any(node.attrs.get(name, 0) for name in ("transA", "transBatchA", "transBatchB")):
         raise Unproven("turns its first operand, or batches")
@@ -165,7 +168,7 @@ def _fused_product(proof: Examples, node: Node) -> Sequence[int]:
     return [proof.axis(proof.input(node, 0))]
 
 
-def _along(default: int | None, *, behind: bool = False) -> Rule:
+def along(default: int | None, *, behind: bool = False) -> BatchRule:
     """Rule: works along the attribute's axis; with ``behind``, also along all later axes."""
 
     def rule(proof: Examples, node: Node) -> list[int]:
@@ -174,25 +177,25 @@ def _along(default: int | None, *, behind: bool = False) -> Rule:
         given = node.attrs.get("axis", default)
         if given is None:
             raise Unproven("does not say along which axis it works")
-        along = int(given) % rank
-        if axis == along or (behind and axis > along):
+        place = int(given) % rank
+        if axis == place or (behind and axis > place):
             raise Unproven("works along the axis of the examples")
         return [axis] * len(node.outputs)
 
     return rule
 
 
-def _argument(proof: Examples, node: Node) -> list[int]:
-    [axis] = _along(0)(proof, node)
+def argument(proof: Examples, node: Node) -> list[int]:
+    [axis] = along(0)(proof, node)
     below = int(node.attrs.get("axis", 0)) % len(proof.dims(proof.input(node, 0))) < axis
     return [axis - (below and not node.attrs.get("keepdims", 1))]
 
 
-def _cumulative(proof: Examples, node: Node) -> list[int]:
+def cumulative(proof: Examples, node: Node) -> list[int]:
     proof.only(node, 0)
-    [along] = proof.constant(node, 1)
+    [place] = proof.constant(node, 1)
     value = proof.input(node, 0)
-    if along % len(proof.dims(value)) == proof.axis(value):
+    if place % len(proof.dims(value)) == proof.axis(value):
         raise Unproven("works along the axis of the examples")
     return [proof.axis(value)]
 
@@ -214,13 +217,13 @@ def reduced(proof: Examples, node: Node) -> list[int]:
     return [axis if node.attrs.get("keepdims", 1) else axis - sum(a < axis for a in axes)]
 
 
-def _transposed(proof: Examples, node: Node) -> list[int]:
+def transposed(proof: Examples, node: Node) -> list[int]:
     value = proof.input(node, 0)
     order = node.attrs.get("perm") or range(len(proof.dims(value)))[::-1]
     return [[int(a) for a in order].index(proof.axis(value))]
 
 
-def _joined(proof: Examples, node: Node) -> list[int]:
+def joined(proof: Examples, node: Node) -> list[int]:
     rank = len(proof.dims(node.output))
     axis = _aligned(proof, node.inputs, rank)
     size = proof.dims(node.output)[axis]
@@ -229,7 +232,7 @@ def _joined(proof: Examples, node: Node) -> list[int]:
     return [axis]
 
 
-def _kept(*others: int) -> Rule:
+def kept(*others: int) -> BatchRule:
     """Rule: sizes along other axes may change; along that of the examples the size stays, so nothing happens there."""
 
     def rule(proof: Examples, node: Node) -> list[int]:
@@ -246,8 +249,8 @@ def _kept(*others: int) -> Rule:
     return rule
 
 
-def _sliced(proof: Examples, node: Node) -> list[int]:
-    [axis] = _kept(1, 2, 3, 4)(proof, node)
+def sliced(proof: Examples, node: Node) -> list[int]:
+    [axis] = kept(1, 2, 3, 4)(proof, node)
     rank = len(proof.dims(proof.input(node, 0)))
     axes = proof.constant(node, 3) if node.input(3) is not None else list(range(len(proof.constant(node, 1))))
     steps = proof.constant(node, 4) if node.input(4) is not None else [1] * len(axes)
@@ -256,8 +259,8 @@ def _sliced(proof: Examples, node: Node) -> list[int]:
     return [axis]
 
 
-def _padded(proof: Examples, node: Node) -> list[int]:
-    [axis] = _kept(1, 3)(proof, node)
+def padded(proof: Examples, node: Node) -> list[int]:
+    [axis] = kept(1, 3)(proof, node)
     rank = len(proof.dims(proof.input(node, 0)))
     pads = proof.constant(node, 1)
     axes = [a % rank for a in proof.constant(node, 3)] if node.input(3) is not None else list(range(rank))
@@ -266,8 +269,8 @@ def _padded(proof: Examples, node: Node) -> list[int]:
     return [axis]
 
 
-def _resized(proof: Examples, node: Node) -> list[int]:
-    [axis] = _kept(3)(proof, node)
+def resized(proof: Examples, node: Node) -> list[int]:
+    [axis] = kept(3)(proof, node)
     scales, axes = node.input(2), node.attrs.get("axes")
     if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise Unproven("crops")
@@ -277,7 +280,7 @@ def _resized(proof: Examples, node: Node) -> list[int]:
     return [axis]
 
 
-def _expanded(proof: Examples, node: Node) -> list[int]:
+def expanded(proof: Examples, node: Node) -> list[int]:
     proof.only(node, 0)
     value = proof.input(node, 0)
     axis = proof.axis(value)
@@ -287,20 +290,20 @@ def _expanded(proof: Examples, node: Node) -> list[int]:
     return [place]
 
 
-def _gathered(proof: Examples, node: Node) -> list[int]:
+def gathered(proof: Examples, node: Node) -> list[int]:
     data, indices = proof.input(node, 0), proof.input(node, 1)
-    along = int(node.attrs.get("axis", 0)) % len(proof.dims(data))
+    place = int(node.attrs.get("axis", 0)) % len(proof.dims(data))
     if proof.has(data) and proof.has(indices):
         raise Unproven("picks in the examples what they say")
     if proof.has(indices):  # rows of a table
-        return [along + proof.axis(indices)]
+        return [place + proof.axis(indices)]
     axis = proof.axis(data)
-    if axis == along:
+    if axis == place:
         raise Unproven("picks examples")
-    return [axis if axis < along else axis - 1 + len(proof.dims(indices))]
+    return [axis if axis < place else axis - 1 + len(proof.dims(indices))]
 
 
-def _product(first: int, second: int) -> Rule:
+def product(first: int, second: int) -> BatchRule:
     """Rule of products of two inputs. Scales and zero points are single numbers, or belong to the second's columns."""
 
     def rule(proof: Examples, node: Node) -> list[int]:
@@ -325,7 +328,7 @@ def _product(first: int, second: int) -> Rule:
     return rule
 
 
-def _gemm(proof: Examples, node: Node) -> list[int]:
+def gemm(proof: Examples, node: Node) -> list[int]:
     proof.only(node, 0)
     if proof.axis(proof.input(node, 0)) != (1 if node.attrs.get("transA", 0) else 0):
         raise Unproven("adds up over examples")
@@ -335,7 +338,7 @@ def _gemm(proof: Examples, node: Node) -> list[int]:
     return [0]
 
 
-def _recurrent(proof: Examples, node: Node) -> list[int]:
+def recurrent(proof: Examples, node: Node) -> list[int]:
     """Rule: examples are in X and the initial states, in Y and the last states."""
     proof.only(node, 0, 4, 5, 6)
     if node.attrs.get("layout", 0):
@@ -351,7 +354,7 @@ def _recurrent(proof: Examples, node: Node) -> list[int]:
     return [2, 1, 1][: len(node.outputs)]
 
 
-def _scaled(proof: Examples, node: Node) -> list[int]:
+def scaled(proof: Examples, node: Node) -> list[int]:
     """Rule of quantisation: one scale, or one for each position along an axis."""
     proof.only(node, 0)
     value, scale = proof.input(node, 0), proof.input(node, 1)
@@ -361,48 +364,3 @@ def _scaled(proof: Examples, node: Node) -> list[int]:
     ):
         raise Unproven("has a scale for each example")
     return [axis]
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        (
-            "Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool",
-            "GlobalMaxPool", "GlobalLpPool", "InstanceNormalization", "GroupNormalization", "LRN", "DepthToSpace",
-            "SpaceToDepth",
-        ),
-        _first(0),
-    ),
-    **dict.fromkeys(
-        ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"), elementwise
-    ),
-    "MaxPool": _pooled,
-    "BatchNormalization": _normalised,
-    "Attention": _attention,
-    "RotaryEmbedding": _turned,
-    "com.microsoft::FusedMatMul": _fused_product,
-    "com.microsoft::MatMulNBits": _along(-1),
-    "LayerNormalization": _along(-1, behind=True),
-    "RMSNormalization": _along(-1, behind=True),
-    "SimplifiedLayerNormalization": _along(-1, behind=True),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK"), _along(-1)),
-    "ArgMax": _argument,
-    "ArgMin": _argument,
-    "CumSum": _cumulative,
-    "Transpose": _transposed,
-    "Concat": _joined,
-    "Split": _kept(1),
-    "Tile": _kept(1),
-    "Resize": _resized,
-    "Slice": _sliced,
-    "Pad": _padded,
-    "Expand": _expanded,
-    "Gather": _gathered,
-    "MatMul": _product(0, 1),
-    "MatMulInteger": _product(0, 1),
-    "QLinearMatMul": _product(0, 3),
-    "Gemm": _gemm,
-    "Cast": _kept(),
-    "QuantizeLinear": _scaled,
-    "DequantizeLinear": _scaled,
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
-}  # fmt: skip

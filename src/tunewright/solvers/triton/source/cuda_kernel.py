@@ -13,20 +13,21 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ..devices import kernel_cache
-from ..devices.base import Device, Queue, Target
-from ..devices.cuda.device import HELD, CudaArray, CudaDevice, CudaQueue, torch_dtype
-from ..devices.executable import Kernel, Packing, Sizes
-from ..errors import ModelError
-from ..ir.symbolic import Whole, hint
-from ..ir.types import PLAIN, DType, TensorType
-from ..ops.infer import MISTAKES
-from .base import Config, Missing, Problem, Solver, why_not_type
-from .shape_classes import numbers, with_numbers
-from .triton.source.compile import Pair, capability, obtain, recording
-from .triton.source.compile_many import build_all
-from .triton.source.sizes_page import PagedKernel, Tracing, Unpaged, again, pages
-from .triton.source.text import load_alone
+from tunewright.devices import kernel_cache
+from tunewright.devices.base import Device, Queue, Target
+from tunewright.devices.cuda.device import HELD, CudaArray, CudaDevice, CudaQueue, torch_dtype
+from tunewright.devices.executable import Kernel, Packing, Sizes
+from tunewright.errors import ModelError
+from tunewright.ir.symbolic import Whole, hint
+from tunewright.ir.types import PLAIN, DType, TensorType
+from tunewright.ops.infer import MISTAKES
+from tunewright.solvers.base import Config, Missing, Problem, Solver, why_not_type
+from tunewright.solvers.shape_classes import numbers, with_numbers
+
+from .compile import Pair, capability, obtain, recording
+from .compile_many import build_all
+from .sizes_page import PagedKernel, Tracing, Unpaged, again, pages
+from .text import load_alone
 
 #: calls that a kernel for a class of shapes remembers, each for some sizes
 MOST_CALLS = 32

@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable
 
-from ..settings import Settings
-from ..solvers.base import Problem
-from .offline.command import to_line
+from ...settings import Settings
+from ...solvers.base import Problem
+from .command import to_line
 
 #: Settings that a command leaves out: side outputs of a process, which should not be repeated, and settings that a
 #: tuning command decides itself.

@@ -35,6 +35,7 @@ DEEP_FUNCTIONS = {
     "tunewright/devices/native/table_writer.py:launches": _KINDS,
     "tunewright/devices/opencl/enqueued.py:__init__": _KINDS,
     "tunewright/devices/opencl/enqueued.py:_made": _KINDS,
+    "tunewright/runtime/requests/frame.py:_place": "one branch for each place that a slot may have",
     "tunewright/runtime/control/counted_rows.py:made": "tries each stage with each number of rows",
 }
 

@@ -1,8 +1,10 @@
 """Tests see neither the knowledge base of the user who runs them nor what ships, and leave no files where they run.
 
-What ships changes with every tuning; tests/unit/test_shipped.py alone is about it, and asks for it. What they compile
-stays in pytest's cache (`--cache-clear` empties it): compiling takes most of the time of a first run, and a whole run
-makes more than the user's kernel cache holds, so that it would push out his and find nothing of its own the next time.
+What ships changes with every tuning. Only tests/unit/knowledge/test_shipped.py asks for it.
+
+Compiled kernels stay in pytest's cache (`--cache-clear` empties it), because compiling takes most of the time of a
+first run. They stay out of the user's kernel cache: a whole run makes more than it holds, and would push out the
+kernels of the user.
 """
 
 import atexit

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import helper
 
-import opencl_runtime
+from helpers import opencl_runtime
 from tunewright import Core, ExecutionError
 from tunewright.plugins.single import open_device
 

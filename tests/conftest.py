@@ -12,13 +12,9 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Generator
-from copy import deepcopy
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -87,21 +83,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-#: the generators of random numbers of each module, and their states when it was imported
-_GENERATORS: dict[ModuleType, list[tuple[np.random.Generator, Any]]] = {}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test's data must not depend on which tests ran before it: workers share them out anew in each run."""
-    module = sys.modules.get(getattr(item, "module", sys).__name__)
-    if module is None:
-        return
-    if module not in _GENERATORS:
-        found = [value for value in vars(module).values() if isinstance(value, np.random.Generator)]
-        _GENERATORS[module] = [(each, deepcopy(each.bit_generator.state)) for each in found]
-    for each, state in _GENERATORS[module]:
-        each.bit_generator.state = state
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator of the test's own: its data do not depend on which tests ran before. A module may set SEED."""
+    return np.random.default_rng(getattr(request.module, "SEED", 0))
 
 
 @pytest.fixture

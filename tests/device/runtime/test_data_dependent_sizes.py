@@ -19,7 +19,6 @@ ort = pytest.importorskip("onnxruntime")
 pytestmark = native
 HEAD = '<ir_version: 8, opset_import: ["" : 18]>\n'
 Feeds = dict[str, np.ndarray]
-RNG = np.random.default_rng(0)
 
 
 def steps(one: Any) -> list[Step]:
@@ -51,13 +50,13 @@ def check(text: str | onnx.ModelProto, feeds: Sequence[Feeds], **config: Any) ->
     return one
 
 
-def masks(*shape: int) -> list[Feeds]:
+def masks(rng: np.random.Generator, *shape: int) -> list[Feeds]:
     """Numbers of which many, all, none, few and one are above a half."""
     few = np.zeros(shape, np.float32)
     few.reshape(-1)[:: max(1, few.size // 5)] = 0.75
     one = np.zeros(shape, np.float32)
     one.reshape(-1)[few.size // 2] = 0.75
-    some = [RNG.random(shape).astype(np.float32), np.ones(shape, np.float32), np.zeros(shape, np.float32)]
+    some = [rng.random(shape).astype(np.float32), np.ones(shape, np.float32), np.zeros(shape, np.float32)]
     return [{"x": x} for x in (*some, few, one)]
 
 
@@ -65,24 +64,24 @@ HALF = "half = Constant <value = float {0.5}> () m = Greater(x, half) "
 SELECTED = HALF + "at = NonZero(m) turned = Transpose <perm = [1, 0]> (at) picked = GatherND(x, turned) "
 
 
-def test_what_is_behind_is_part_of_the_launch() -> None:
-    one = check("g (float[6,7] x) => (float[n] y) {" + SELECTED + "y = Mul(picked, half) }", masks(6, 7))
+def test_what_is_behind_is_part_of_the_launch(rng: np.random.Generator) -> None:
+    one = check("g (float[6,7] x) => (float[n] y) {" + SELECTED + "y = Mul(picked, half) }", masks(rng, 6, 7))
     assert inside(one) == [["NonZero", "Transpose", "GatherND", "Mul"]]
 
 
-def test_open_sizes_beside_those_of_the_data() -> None:
-    feeds = [feed for shape in ((6, 7), (2, 3), (30, 40), (9, 2), (40, 4)) for feed in masks(*shape)]
+def test_open_sizes_beside_those_of_the_data(rng: np.random.Generator) -> None:
+    feeds = [feed for shape in ((6, 7), (2, 3), (30, 40), (9, 2), (40, 4)) for feed in masks(rng, *shape)]
     one = check("g (float[a,b] x) => (float[n] y, int64[2,n] at) {" + SELECTED + "y = Mul(picked, half) }", feeds)
     assert ["NonZero", "Transpose", "GatherND", "Mul"] in inside(one)
     assert len(one.program.plans) == 1
 
 
-def test_a_number_of_rows_alone() -> None:
-    one = check("g (float[6,7] x) => (int64[2] s) {" + HALF + "at = NonZero(m) s = Shape(at) }", masks(6, 7))
+def test_a_number_of_rows_alone(rng: np.random.Generator) -> None:
+    one = check("g (float[6,7] x) => (int64[2] s) {" + HALF + "at = NonZero(m) s = Shape(at) }", masks(rng, 6, 7))
     assert inside(one) == [["NonZero", "Shape"]]
 
 
-def test_results_of_known_shape() -> None:
+def test_results_of_known_shape(rng: np.random.Generator) -> None:
     text = """g (float[9,4] x, float[4,3] w) => (float[3] y, float[9] z)
     {
         half = Constant <value = float {0.5}> ()
@@ -96,12 +95,12 @@ def test_results_of_known_shape() -> None:
         least = ReduceMin <keepdims = 0> (y, zero)
         z = Add(means, least)
     }"""
-    feeds = [feed | {"w": RNG.random((4, 3)).astype(np.float32)} for feed in masks(9, 4)]
+    feeds = [feed | {"w": rng.random((4, 3)).astype(np.float32)} for feed in masks(rng, 9, 4)]
     one = check(text, feeds)
     assert inside(one)[0][0] == "Compress" and "MatMul" in inside(one)[0]
 
 
-def test_rows_of_rows() -> None:
+def test_rows_of_rows(rng: np.random.Generator) -> None:
     """How many there are depends on another number of rows; memory is planned for the most."""
     text = """g (float[30,4] x, float[4,4] w) => (float[n,4] y, int64[1,k] again)
     {
@@ -118,19 +117,19 @@ def test_rows_of_rows() -> None:
         flat = Squeeze(again, zero)
         y = Gather(p, flat)
     }"""
-    feeds = [feed | {"w": RNG.random((4, 4)).astype(np.float32)} for feed in masks(30, 4)]
+    feeds = [feed | {"w": rng.random((4, 4)).astype(np.float32)} for feed in masks(rng, 30, 4)]
     names = ["Compress", "MatMul", "ReduceMean", "Greater", "NonZero", "Squeeze", "Gather"]
     assert inside(check(text, feeds)) == [names]
 
 
-def test_the_best_of_as_many_as_there_are() -> None:
+def test_the_best_of_as_many_as_there_are(rng: np.random.Generator) -> None:
     text = (
         "g (float[40] x) => (float[k] v, int64[k] i) {"
         + SELECTED
         + """
         most = Constant <value_ints = [7]> () count = Shape(picked) k = Min(most, count) v, i = TopK(picked, k) }"""
     )
-    one = check(text, masks(40)[:4])
+    one = check(text, masks(rng, 40)[:4])
     assert "TopK" in inside(one)[0]
 
 
@@ -158,39 +157,39 @@ DETECTOR = """
     }"""
 
 
-def detections(count: int, classes: int, scale: float) -> Feeds:
-    low, size = RNG.uniform(0, 8, (1, count, 2)), RNG.uniform(0.5, 4, (1, count, 2))
-    scores = RNG.random((1, classes, count)) * scale
+def detections(rng: np.random.Generator, count: int, classes: int, scale: float) -> Feeds:
+    low, size = rng.uniform(0, 8, (1, count, 2)), rng.uniform(0.5, 4, (1, count, 2))
+    scores = rng.random((1, classes, count)) * scale
     return {
         "boxes": np.concatenate([low, low + size], -1).astype(np.float32), "scores": scores.astype(np.float32)
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("centre", [0, 1])
-def test_a_detector(centre: int) -> None:
-    feeds = [detections(50, 3, scale) for scale in (1, 2, 0.7, 0.61, 0.1)]
+def test_a_detector(rng: np.random.Generator, centre: int) -> None:
+    feeds = [detections(rng, 50, 3, scale) for scale in (1, 2, 0.7, 0.61, 0.1)]
     one = check(DETECTOR % (50, 3, 50, centre), feeds, HOST_FALLBACK="NO")
     assert inside(one)[0][0] == "NonMaxSuppression" and not any(step.on_host for step in steps(one))
 
 
-def test_a_detector_of_open_sizes() -> None:
-    feeds = [detections(count, classes, 1) for count, classes in ((50, 3), (7, 2), (200, 5), (90, 3))]
+def test_a_detector_of_open_sizes(rng: np.random.Generator) -> None:
+    feeds = [detections(rng, count, classes, 1) for count, classes in ((50, 3), (7, 2), (200, 5), (90, 3))]
     one = check(DETECTOR % ("n", "c", "n", 0), feeds)
     assert len(one.program.plans) == 1 and len(inside(one)[0]) > 6
 
 
 # -- what cannot be part of it ----------------------------------------------------------------------------------------
-def test_a_step_without_kernel_ends_what_is_inside() -> None:
+def test_a_step_without_kernel_ends_what_is_inside(rng: np.random.Generator) -> None:
     text = "g (float[6,7] x) => (float[n] y, float[k] u) {" + SELECTED + "y = Mul(picked, half) u = Unique(picked) }"
-    one = check(text, masks(6, 7))
+    one = check(text, masks(rng, 6, 7))
     assert inside(one) == [["NonZero", "Transpose", "GatherND", "Mul"]]
 
 
 @pytest.mark.parametrize("config", [{"JOIN_LAUNCHES": "NO"}, {"SHAPE_TEMPLATES": "NO"}])
-def test_without_classes_of_shapes_a_kernel_makes_the_rows(config: dict[str, str]) -> None:
+def test_without_classes_of_shapes_a_kernel_makes_the_rows(rng: np.random.Generator, config: dict[str, str]) -> None:
     text = "g (float[6,7] x, float[1,3] w) => (float[n,3] y) {" + SELECTED
     text += "one = Constant <value_ints = [1]> () wide = Unsqueeze(picked, one) y = MatMul(wide, w) }"
-    feeds = [feed | {"w": RNG.random((1, 3)).astype(np.float32)} for feed in masks(6, 7)]
+    feeds = [feed | {"w": rng.random((1, 3)).astype(np.float32)} for feed in masks(rng, 6, 7)]
     assert inside(check(text, feeds, **config))[0] == ["NonZero"]
 
 
@@ -229,7 +228,7 @@ def exported(module: Any, *args: Any) -> onnx.ModelProto:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", ["masked_select", "rows", "nonzero", "layers"])
-def test_what_torch_exports(how: str) -> None:
+def test_what_torch_exports(rng: np.random.Generator, how: str) -> None:
     torch = pytest.importorskip("torch")
     first, second = torch.nn.Linear(7, 8).requires_grad_(False), torch.nn.Linear(8, 3).requires_grad_(False)
     forward = {
@@ -243,6 +242,6 @@ def test_what_torch_exports(how: str) -> None:
         def forward(self, x: Any) -> Any:
             return forward(x)
 
-    feeds = masks(20, 7)
+    feeds = masks(rng, 20, 7)
     one = check(exported(Module(), torch.from_numpy(feeds[0]["x"])), feeds)
     assert inside(one)[0][0] == "NonZero" and len(inside(one)[0]) >= 3

@@ -27,8 +27,6 @@ from tunewright.plugins.single import SingleDevice, open_device
 from tunewright.runtime.requests.remote_tensors import Stay
 from tunewright.settings import Settings
 
-RNG = np.random.default_rng(0)
-
 
 def model(text):
     return parser.parse_model('<ir_version: 10, opset_import: ["" : 21]>\n' + text)
@@ -38,8 +36,8 @@ TWO = """g (float[n, 4] x, float[n, 4] z) => (float[n, 4] y, float[n, 4] w)
 { a = Tanh(x) y = Add(a, z) b = Mul(a, z) w = Relu(b) }"""
 
 
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 def expected(x, z):
@@ -69,8 +67,15 @@ class Foreign:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_tensor_is_the_same_bytes(old):
-    arrays = (normal(3, 5), normal(6, 8)[::2, 1::3], normal(3, 5).T, np.array(3), np.arange(4) > 1, np.zeros((0, 2)))
+def test_a_tensor_is_the_same_bytes(rng, old):
+    arrays = (
+        normal(rng, 3, 5),
+        normal(rng, 6, 8)[::2, 1::3],
+        normal(rng, 3, 5).T,
+        np.array(3),
+        np.arange(4) > 1,
+        np.zeros((0, 2)),
+    )
     for array in arrays:
         for writable in (False, True):
             got = dlpack.array(Foreign(array, old=old), writable)
@@ -81,8 +86,8 @@ def test_a_tensor_is_the_same_bytes(old):
                 assert got.flags.writeable or not writable
 
 
-def test_a_tensor_lives_as_long_as_an_array_of_its_bytes():
-    array = normal(8)
+def test_a_tensor_lives_as_long_as_an_array_of_its_bytes(rng):
+    array = normal(rng, 8)
     gone = weakref.ref(array)
     got = dlpack.array(Foreign(array))[2:]
     del array
@@ -93,8 +98,8 @@ def test_a_tensor_lives_as_long_as_an_array_of_its_bytes():
     assert gone() is None and got.shape == (6,)
 
 
-def test_what_may_not_be_written_is_told():
-    array = normal(4)
+def test_what_may_not_be_written_is_told(rng):
+    array = normal(rng, 4)
     array.flags.writeable = False
     with pytest.raises(BufferError, match="read-only"):
         dlpack.array(Foreign(array), writable=True)
@@ -116,8 +121,8 @@ def compiled(request):
     return Core().compile_model(model(TWO), request.param)
 
 
-def test_tensors_of_others_and_arrays_may_be_mixed(compiled):
-    x, z = normal(3, 4), normal(3, 4)
+def test_tensors_of_others_and_arrays_may_be_mixed(rng, compiled):
+    x, z = normal(rng, 3, 4), normal(rng, 3, 4)
     for given in ({"x": Foreign(x), "z": z}, [Foreign(x), Foreign(z)], {"x": x.tolist(), "z": Foreign(z, (3, 0))}):
         got = compiled(given)
         for name, want in expected(x, z).items():
@@ -125,13 +130,13 @@ def test_tensors_of_others_and_arrays_may_be_mixed(compiled):
             near(got[name], want)
 
 
-def test_a_tensor_with_gaps_is_read_right(compiled):
-    x, z = normal(6, 8)[::2, 1::2], normal(3, 4)
+def test_a_tensor_with_gaps_is_read_right(rng, compiled):
+    x, z = normal(rng, 6, 8)[::2, 1::2], normal(rng, 3, 4)
     near(compiled({"x": Foreign(x), "z": z})["y"], expected(x, z)["y"])
 
 
-def test_remote_results_are_the_callers(compiled):
-    x, z = normal(3, 4), normal(3, 4)
+def test_remote_results_are_the_callers(rng, compiled):
+    x, z = normal(rng, 3, 4), normal(rng, 3, 4)
     request = compiled.create_infer_request()
     first = request.infer({"x": x, "z": z}, remote=True)
     assert all(isinstance(t, RemoteTensor) and t.shape == (3, 4) and t.dtype == np.float32 for t in first.values())
@@ -147,8 +152,8 @@ def test_remote_results_are_the_callers(compiled):
         np.asarray(first["y"], copy=False)
 
 
-def test_outputs_are_written_where_the_caller_says(compiled):
-    x, z = normal(5, 4), normal(5, 4)
+def test_outputs_are_written_where_the_caller_says(rng, compiled):
+    x, z = normal(rng, 5, 4), normal(rng, 5, 4)
     mine, other = compiled.context.empty((5, 4), "float32"), np.full((5, 8), 7, np.float32)
     given = {"y": mine, "w": Foreign(other[:, ::2])}
     got = compiled({"x": Foreign(x), "z": z}, outputs=given)
@@ -160,8 +165,8 @@ def test_outputs_are_written_where_the_caller_says(compiled):
     assert type(only["y"]) is np.ndarray and type(only["w"]) is np.ndarray
 
 
-def test_an_output_may_be_the_memory_of_an_input(compiled):
-    x, z = normal(64, 4), normal(64, 4)
+def test_an_output_may_be_the_memory_of_an_input(rng, compiled):
+    x, z = normal(rng, 64, 4), normal(rng, 64, 4)
     y = compiled.context.empty((64, 4), np.float32)
     np.from_dlpack(y)[:] = x
     got = compiled({"x": y, "z": z}, outputs={"y": y}, remote=True)
@@ -169,14 +174,14 @@ def test_an_output_may_be_the_memory_of_an_input(compiled):
     near(got["w"].numpy(), expected(x, z)["w"])
 
 
-def test_outputs_that_are_inputs_or_constants_or_one_another():
+def test_outputs_that_are_inputs_or_constants_or_one_another(rng):
     proto = model(
         """g (float[2, 4] x) => (float[2, 4] a, float[2, 4] b, float[2, 4] c, float[8] d, float[3] k)
            { a = Identity(x) b = Relu(x) c = Identity(b) s = Constant<value = int64[1] {-1}>() d = Reshape(b, s)
              k = Constant<value = float[3] {1, 2, 3}>() }"""
     )
     mine = Core().compile_model(proto)
-    x = normal(2, 4)
+    x = normal(rng, 2, 4)
     want = mine({"x": x})
     names = list(want)
     into = {name: mine.context.empty(value.shape, value.dtype) for name, value in want.items()}
@@ -187,7 +192,7 @@ def test_outputs_that_are_inputs_or_constants_or_one_another():
             assert not any(np.shares_memory(array, other) for other in [x, *arrays[:i], *arrays[i + 1 :]])
 
 
-def test_what_is_known_late_and_what_is_no_tensor():
+def test_what_is_known_late_and_what_is_no_tensor(rng):
     """Behind NonZero the plan is cut: outputs of both parts; a list stays with the host."""
     proto = model(
         """g (float[6] x, float[6, 4] table, float[4, 3] w) => (float[k, 3] y, float[6] r, seq(float[?]) s)
@@ -195,7 +200,7 @@ def test_what_is_known_late_and_what_is_no_tensor():
              u = Tanh(t) y = MatMul(u, w) s = SequenceConstruct(r) }"""
     )
     mine = Core().compile_model(proto)
-    given = {"x": np.array([1, -1, 2, 0, 3, -2], np.float32), "table": normal(6, 4), "w": normal(4, 3)}
+    given = {"x": np.array([1, -1, 2, 0, 3, -2], np.float32), "table": normal(rng, 6, 4), "w": normal(rng, 4, 3)}
     want = mine(given)
     got = mine({name: Foreign(array) for name, array in given.items()}, remote=True)
     assert type(got["s"]) is list
@@ -208,20 +213,20 @@ def test_what_is_known_late_and_what_is_no_tensor():
         mine(given, outputs={"y": mine.context.empty((2, 3), "float32")})
 
 
-def test_a_list_takes_tensors_of_others():
+def test_a_list_takes_tensors_of_others(rng):
     proto = model("g (seq(float[?, 2]) s) => (float[?, 2] y) { y = ConcatFromSequence<axis = 0>(s) }")
-    a, b = normal(1, 2), normal(2, 2)
+    a, b = normal(rng, 1, 2), normal(rng, 2, 2)
     np.testing.assert_array_equal(Core().compile_model(proto)({"s": [Foreign(a), b]})["y"], np.concatenate([a, b]))
 
 
-def test_errors_name_the_tensor_and_what_is_wrong(compiled):
-    x, z = normal(3, 4), normal(3, 4)
-    frozen = normal(3, 4)
+def test_errors_name_the_tensor_and_what_is_wrong(rng, compiled):
+    x, z = normal(rng, 3, 4), normal(rng, 3, 4)
+    frozen = normal(rng, 3, 4)
     frozen.flags.writeable = False
     for given, text in [
         ({"x": Foreign(x.astype(np.float64)), "z": z}, r"input 'x': takes float32, not float64"),
-        ({"x": Foreign(normal(3, 5)), "z": z}, r"input 'x': takes float32\[n,4\], not shape \[3, 5\]"),
-        ({"x": Foreign(normal(2, 4)), "z": Foreign(z)}, r"input 'z': has n = 3, but input 'x' has n = 2"),
+        ({"x": Foreign(normal(rng, 3, 5)), "z": z}, r"input 'x': takes float32\[n,4\], not shape \[3, 5\]"),
+        ({"x": Foreign(normal(rng, 2, 4)), "z": Foreign(z)}, r"input 'z': has n = 3, but input 'x' has n = 2"),
         ({"x": Foreign(x, (2, 1)), "z": z}, r"input 'x': is in GPU.1's memory, which this device cannot reach"),
         ({"x": Foreign(x, (8, 0)), "z": z}, r"input 'x': is in memory of a device that DLPack calls \(8, 0\)"),
     ]:
@@ -230,9 +235,9 @@ def test_errors_name_the_tensor_and_what_is_wrong(compiled):
     for given, text in [
         ({"q": x}, "there is no output 'q' .*the outputs are y, w"),
         ({"y": 3}, "output 'y': int is no tensor that can be written to"),
-        ({"y": normal(3, 5)}, r"output 'y': is float32\[n,4\], not float32\[3, 5\]"),
+        ({"y": normal(rng, 3, 5)}, r"output 'y': is float32\[n,4\], not float32\[3, 5\]"),
         ({"y": np.zeros((3, 4))}, r"output 'y': is float32\[n,4\], not float64\[3, 4\]"),
-        ({"y": normal(2, 4)}, r"output 'y': is float32\[3, 4\] for these inputs, not float32\[2, 4\]"),
+        ({"y": normal(rng, 2, 4)}, r"output 'y': is float32\[3, 4\] for these inputs, not float32\[2, 4\]"),
         ({"y": frozen}, "output 'y': is read-only"),
         ({"y": Foreign(frozen)}, "output 'y': cannot be shared through DLPack: it is read-only"),
     ]:
@@ -241,7 +246,7 @@ def test_errors_name_the_tensor_and_what_is_wrong(compiled):
     near(compiled({"x": x, "z": z})["y"], expected(x, z)["y"])
 
 
-def test_memory_for_tensors(compiled):
+def test_memory_for_tensors(rng, compiled):
     context = compiled.context
     assert isinstance(context, RemoteContext) and repr(context).startswith("<RemoteContext of CPU")
     assert context.empty((2,), "bfloat16").dtype == ml_dtypes.bfloat16
@@ -250,7 +255,7 @@ def test_memory_for_tensors(compiled):
         with pytest.raises(InputError):
             context.empty(shape, dtype)
     with pytest.raises(InputError, match="ndarray is no"):
-        context.tensor(normal(3), (3,), "float32")
+        context.tensor(normal(rng, 3), (3,), "float32")
 
 
 def test_a_processor_without_a_context_takes_none():
@@ -335,10 +340,10 @@ def test_buffers_and_a_queue_of_a_caller(theirs):
     near(here, expected(ramp - 14, ramp)["y"])
 
 
-def test_threads_take_one_buffer_and_write_others(theirs):
+def test_threads_take_one_buffer_and_write_others(rng, theirs):
     mine = theirs.core.compile_model(model(TWO), theirs.remote)
     shape = (64, 4)
-    xb, z = theirs.buffer(shape), normal(*shape)
+    xb, z = theirs.buffer(shape), normal(rng, *shape)
     theirs.fill(xb, 256, -128)
     want = expected(np.arange(-128, 128, dtype=np.float32).reshape(shape), z)
     failures = []
@@ -363,9 +368,9 @@ def test_threads_take_one_buffer_and_write_others(theirs):
     assert not interop._MAPPED
 
 
-def test_a_buffer_that_is_input_and_output(theirs):
+def test_a_buffer_that_is_input_and_output(rng, theirs):
     mine = theirs.core.compile_model(model(TWO), theirs.remote)
-    buffer, z = theirs.buffer((8, 4)), normal(8, 4)
+    buffer, z = theirs.buffer((8, 4)), normal(rng, 8, 4)
     tensor = theirs.remote.tensor(buffer, (8, 4), "float32")
     theirs.fill(buffer, 32, -16)
     mine({"x": tensor, "z": tensor}, outputs={"y": tensor})
@@ -381,12 +386,12 @@ def test_a_buffer_that_is_input_and_output(theirs):
     assert not interop._MAPPED
 
 
-def test_shared_virtual_memory_of_a_caller(theirs):
+def test_shared_virtual_memory_of_a_caller(rng, theirs):
     cl = theirs.cl
     mine = theirs.core.compile_model(model(TWO), theirs.remote)
     memory = [cl.SVMAllocation(theirs.context, 128, 64, cl.svm_mem_flags.READ_WRITE) for _ in range(2)]
     x, y = (theirs.remote.tensor(m, (8, 4), "float32") for m in memory)
-    z = normal(8, 4)
+    z = normal(rng, 8, 4)
     theirs.fill(memory[0], 32, -16)
     mine({"x": x, "z": z}, outputs={"y": y})
     want = expected(np.arange(32, dtype=np.float32).reshape(8, 4) - 16, z)["y"]
@@ -423,13 +428,13 @@ def test_a_buffer_is_not_copied_where_memory_is_shared(monkeypatch):
     assert [array.ctypes.data for array in seen[0]] == there
 
 
-def test_two_models_share_memory(theirs):
+def test_two_models_share_memory(rng, theirs):
     """What one makes the other takes, where it is."""
     first = theirs.core.compile_model(model(TWO), theirs.remote)
     second = theirs.core.compile_model(model("g (float[n, 4] v) => (float[n] s) { s = ReduceSum<keepdims = 0>(v, a) }"
                                              .replace("{ s", "{ a = Constant<value = int64[1] {1}>() s")),
                                        theirs.remote)  # fmt: skip
-    x, z = normal(9, 4), normal(9, 4)
+    x, z = normal(rng, 9, 4), normal(rng, 9, 4)
     middle = first({"x": x, "z": z}, remote=True)["y"]
     got = second({"v": middle}, remote=True)["s"]
     near(got.numpy(), expected(x, z)["y"].sum(1))
@@ -442,7 +447,7 @@ def test_two_models_share_memory(theirs):
             stranger({"x": middle, "z": z})
 
 
-def test_detours_and_late_kernels_take_buffers(theirs):
+def test_detours_and_late_kernels_take_buffers(rng, theirs):
     """Det has no kernel: the host computes it. NonZero's result is not planned."""
     proto = model(
         """g (float[n, 4, 4] x, float[n] z) => (float[n] y, int64[1, k] places, float[n] d, float[n, 4, 4] same)
@@ -450,7 +455,7 @@ def test_detours_and_late_kernels_take_buffers(theirs):
           places = NonZero(y) same = Identity(x) }"""
     )
     mine = theirs.core.compile_model(proto, theirs.remote)
-    x, z = normal(3, 4, 4), normal(3)
+    x, z = normal(rng, 3, 4, 4), normal(rng, 3)
     want = Core().compile_model(proto, "CPU.HOST")({"x": x, "z": z})
     xb, zb = theirs.buffer(x.shape), theirs.buffer(z.shape)
     theirs.cl.enqueue_copy(theirs.queue, xb, x)
@@ -461,10 +466,10 @@ def test_detours_and_late_kernels_take_buffers(theirs):
             near(np.asarray(got[name]), array)
 
 
-def test_what_a_caller_may_get_wrong(theirs):
+def test_what_a_caller_may_get_wrong(rng, theirs):
     cl, remote, core = theirs.cl, theirs.remote, theirs.core
     mine = core.compile_model(model(TWO), remote)
-    z = normal(8, 4)
+    z = normal(rng, 8, 4)
     with pytest.raises(InputError, match="the memory has 64 bytes, the tensor 128"):
         remote.tensor(theirs.buffer((4, 4)), (8, 4), "float32")
     with pytest.raises(InputError, match="ndarray is no Buffer or SVM"):
@@ -492,11 +497,11 @@ def test_what_a_caller_may_get_wrong(theirs):
         core.create_context(opencl_runtime.NAME, queue=unordered)
 
 
-def test_a_buffer_of_another_context(theirs):
+def test_a_buffer_of_another_context(rng, theirs):
     """Where memory is shared, whose it is makes no difference; else it cannot be reached."""
     mine = theirs.core.compile_model(model(TWO), theirs.remote)
     other = Theirs(True)
-    x, z = normal(8, 4), normal(8, 4)
+    x, z = normal(rng, 8, 4), normal(rng, 8, 4)
     buffer = other.buffer((8, 4))
     other.cl.enqueue_copy(other.queue, buffer, x)
     other.queue.finish()
@@ -515,7 +520,7 @@ def test_empty_tensors_of_a_caller(theirs):
     assert got["y"].numpy().shape == (0, 4) and x.numpy().shape == (0, 4)
 
 
-def test_a_failed_request_gives_buffers_back(theirs):
+def test_a_failed_request_gives_buffers_back(rng, theirs):
     """What was mapped is not mapped any more: the caller may use it, and so may the next request."""
     mine = theirs.core.compile_model(model(TWO), theirs.remote)
     buffer = theirs.buffer((8, 4))
@@ -523,12 +528,12 @@ def test_a_failed_request_gives_buffers_back(theirs):
     with pytest.raises(InputError, match="input 'z'"):
         mine({"x": x, "z": np.zeros(3)})
     theirs.fill(buffer, 32, 1)
-    z = normal(8, 4)
+    z = normal(rng, 8, 4)
     near(mine({"x": x, "z": z})["y"], expected(1 + np.arange(32, dtype=np.float32).reshape(8, 4), z)["y"])
 
 
 @needs_opencl
-def test_a_callers_context_has_all_its_threads(caplog):
+def test_a_callers_context_has_all_its_threads(rng, caplog):
     core = Core({"CPU_THREADS_NUM": "1"})
     open_device(opencl_runtime.NAME)._told_threads = False  # it is told once
     theirs = Theirs(True)
@@ -536,7 +541,7 @@ def test_a_callers_context_has_all_its_threads(caplog):
     mine = core.compile_model(model(TWO), remote)
     assert remote.device.context == theirs.context and remote.device.target.units == remote.device.raw.max_compute_units
     assert ["CPU_THREADS_NUM changes nothing" in r.message for r in caplog.records] == [True] * (cpu_count() > 1)
-    x, z = normal(3, 4), normal(3, 4)
+    x, z = normal(rng, 3, 4), normal(rng, 3, 4)
     near(mine({"x": x, "z": z})["y"], expected(x, z)["y"])
 
 
@@ -549,7 +554,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), 
 
 
 @pytest.mark.skipif(opencl_runtime.NAME != "CPU.INTEL", reason="the page's runtime is not here")
-def test_the_examples_of_the_page_run(tmp_path):
+def test_the_examples_of_the_page_run(rng, tmp_path):
     """Those that need no GPU."""
     here = [text for text in EXAMPLES if "torch.cuda" not in text]
     assert len(here) == 3 and len(EXAMPLES) == 4
@@ -557,7 +562,7 @@ def test_the_examples_of_the_page_run(tmp_path):
         """g (float[1, 3, 32, 32] x) => (float[1, 10] y)
            { s = Constant<value = int64[2] {1, 3072}>() a = Reshape(x, s) y = MatMul(a, w) }"""
     )
-    body.graph.initializer.append(numpy_helper.from_array(normal(3072, 10), "w"))
+    body.graph.initializer.append(numpy_helper.from_array(normal(rng, 3072, 10), "w"))
     onnx.save(body, tmp_path / "model.onnx")
     onnx.save(model("g (float[1, 10] y) => (int64[1] best) { best = ArgMax<axis = 1, keepdims = 0>(y) }"),
               tmp_path / "head.onnx")  # fmt: skip

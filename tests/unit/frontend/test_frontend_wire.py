@@ -17,8 +17,6 @@ from tunewright.frontend.onnx import load
 from tunewright.ir.graph_text import to_text
 from tunewright.settings import Settings
 
-RNG = np.random.default_rng(5)
-
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,9 +28,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensors() -> list[TensorProto]:
     """Every way to hold elements, large and small."""
+    rng = np.random.default_rng(5)
     arrays = {
-        "w": RNG.standard_normal((8, 40)).astype(np.float32), "h": RNG.standard_normal((40, 8)).astype(np.float16),
-        "i": np.arange(40, dtype=np.int64), "b": RNG.random(100) < 0.5, "s": np.array([3.0], np.float32),
+        "w": rng.standard_normal((8, 40)).astype(np.float32), "h": rng.standard_normal((40, 8)).astype(np.float16),
+        "i": np.arange(40, dtype=np.int64), "b": rng.random(100) < 0.5, "s": np.array([3.0], np.float32),
     }  # fmt: skip
     made = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     typed = helper.make_tensor("t", TensorProto.FLOAT, [20], range(20))

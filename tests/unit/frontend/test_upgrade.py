@@ -42,11 +42,13 @@ class Case:
         return f"{self.op}-{self.version}{'-' + self.note if self.note else ''}"
 
 
-RNG = np.random.default_rng(7)
+#: draws the tables of this module, once, when it is imported; tests draw from their own (the fixture rng)
+TABLES = np.random.default_rng(7)
+SEED = 1007
 
 
-def f(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
+def f(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 def i64(*values: int) -> np.ndarray:
@@ -57,8 +59,8 @@ def f32(*values: float) -> np.ndarray:
     return np.asarray(values, np.float32)
 
 
-def flags(*shape: int) -> np.ndarray:
-    return RNG.integers(0, 2, shape).astype(bool)
+def flags(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(0, 2, shape).astype(bool)
 
 
 def build(case: Case, shapes: bool) -> onnx.ModelProto:
@@ -96,7 +98,7 @@ def oracle(case: Case) -> Arrays:
     return session.run(None, feeds(case))
 
 
-A = f(2, 3, 4, 5)
+A = f(TABLES, 2, 3, 4, 5)
 BINARY = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -142,8 +144,8 @@ def dft(x: np.ndarray, axis: int) -> np.ndarray:
     return np.stack([y.real, y.imag], -1).astype(np.float32)
 
 
-STATISTICS = (f(3), f(3), f(3), np.abs(f(3)))
-PER_ACTIVATION = (f(3, 4, 5), f(3, 4, 5), f(3, 4, 5), np.abs(f(3, 4, 5)))
+STATISTICS = (f(TABLES, 3), f(TABLES, 3), f(TABLES, 3), np.abs(f(TABLES, 3)))
+PER_ACTIVATION = (f(TABLES, 3, 4, 5), f(TABLES, 3, 4, 5), f(TABLES, 3, 4, 5), np.abs(f(TABLES, 3, 4, 5)))
 RECURRENT = {"LSTM": (12, 24), "GRU": (9, 18), "RNN": (3, 6)}
 
 CASES = [
@@ -152,7 +154,7 @@ CASES = [
         Case(
             op,
             v,
-            (np.abs(A), f(3, 4)),
+            (np.abs(A), f(TABLES, 3, 4)),
             {"broadcast": 1, "axis": 1},
             lambda a, b, fn=fn: fn(a, b[:, :, None]).astype(fn(a, a).dtype),
             note="axis",
@@ -160,31 +162,49 @@ CASES = [
         for op, fn in BINARY.items()
         for v in (1, 6)
     ),
-    *(Case(op, 6, (A, f(4, 5)), {"broadcast": 1}, fn, note="suffix") for op, fn in BINARY.items() if op != "Pow"),
-    Case("Add", 6, (A, f(2)), {"broadcast": 1, "axis": 0}, lambda a, b: a + b[:, None, None, None], note="first"),
-    Case("Add", 6, (A, f(3, 4)), {"broadcast": 1, "axis": -3}, lambda a, b: a + b[..., None], note="negative"),
-    Case("Add", 6, (A, f(1)), {"broadcast": 1, "axis": 1}, np.add, note="one"),
+    *(
+        Case(op, 6, (A, f(TABLES, 4, 5)), {"broadcast": 1}, fn, note="suffix")
+        for op, fn in BINARY.items()
+        if op != "Pow"
+    ),
     Case(
-        "Add", 6, (A, f(3)), {"broadcast": 1, "axis": 1}, lambda a, b: a + b[:, None, None], constant=(1,), note="const"
+        "Add", 6, (A, f(TABLES, 2)), {"broadcast": 1, "axis": 0}, lambda a, b: a + b[:, None, None, None], note="first"
+    ),
+    Case("Add", 6, (A, f(TABLES, 3, 4)), {"broadcast": 1, "axis": -3}, lambda a, b: a + b[..., None], note="negative"),
+    Case("Add", 6, (A, f(TABLES, 1)), {"broadcast": 1, "axis": 1}, np.add, note="one"),
+    Case(
+        "Add",
+        6,
+        (A, f(TABLES, 3)),
+        {"broadcast": 1, "axis": 1},
+        lambda a, b: a + b[:, None, None],
+        constant=(1,),
+        note="const",
     ),
     Case("Add", 1, (A, A), {"consumed_inputs": [0, 0]}, np.add, note="plain"),
     *(
-        Case(op, 1, (flags(2, 3, 4), flags(3)), {"broadcast": 1, "axis": 1}, lambda a, b, fn=fn: fn(a, b[:, None]))
+        Case(
+            op,
+            1,
+            (flags(TABLES, 2, 3, 4), flags(TABLES, 3)),
+            {"broadcast": 1, "axis": 1},
+            lambda a, b, fn=fn: fn(a, b[:, None]),
+        )
         for op, fn in {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor}.items()
     ),
     Case(
         "Equal",
         1,
-        (RNG.integers(0, 2, (2, 3, 4)), RNG.integers(0, 2, 3)),
+        (TABLES.integers(0, 2, (2, 3, 4)), TABLES.integers(0, 2, 3)),
         {"broadcast": 1, "axis": 1},
         lambda a, b: a == b[:, None],
     ),
-    *(Case("PRelu", v, (A, f(3)), {}, lambda x, s: np.where(x < 0, x * s[:, None, None], x)) for v in (1, 6)),
-    Case("PRelu", 6, (A, f(1)), {}, lambda x, s: np.where(x < 0, x * s, x), note="shared"),
+    *(Case("PRelu", v, (A, f(TABLES, 3)), {}, lambda x, s: np.where(x < 0, x * s[:, None, None], x)) for v in (1, 6)),
+    Case("PRelu", 6, (A, f(TABLES, 1)), {}, lambda x, s: np.where(x < 0, x * s, x), note="shared"),
     Case(
         "Gemm",
         6,
-        (f(2, 3), f(3, 4), f(4)),
+        (f(TABLES, 2, 3), f(TABLES, 3, 4), f(TABLES, 4)),
         {"broadcast": 1, "alpha": 0.5},
         lambda a, b, c: np.float32(0.5) * (a @ b) + c,
     ),
@@ -235,53 +255,56 @@ CASES = [
         for v in (7, 11, 13 if op != "ReduceSum" else 12)
         for a in ({"axes": [1, 2], "keepdims": 0}, {})
     ),
-    Case("DFT", 17, (f(2, 6, 4, 1),), {"axis": 2}, lambda x: dft(x, 2)),
-    Case("DFT", 17, (f(2, 6, 4, 1),), {}, lambda x: dft(x, 1), note="default"),
+    Case("DFT", 17, (f(TABLES, 2, 6, 4, 1),), {"axis": 2}, lambda x: dft(x, 2)),
+    Case("DFT", 17, (f(TABLES, 2, 6, 4, 1),), {}, lambda x: dft(x, 1), note="default"),
     # shapes
-    Case("Concat", 1, (f(2, 3), f(2, 4)), {}, lambda a, b: np.concatenate([a, b], 1)),
-    Case("Reshape", 1, (f(2, 6),), {"shape": [0, 3, -1]}, lambda x: x.reshape(2, 3, 2)),
-    Case("Tile", 1, (f(2, 3), f32(3)[0:1].reshape(()), f32(1)[0:1].reshape(())), {}, tiled),
-    Case("Tile", 1, (f(2, 3), f32(2), f32(0)), {}, lambda x, t, a: tiled(x, t[0], a[0]), note="vectors"),
-    Case("Pad", 1, (f(2, 3),), {"paddings": [0, 1, 2, 0]}, lambda x: np.pad(x, ((0, 2), (1, 0)))),
+    Case("Concat", 1, (f(TABLES, 2, 3), f(TABLES, 2, 4)), {}, lambda a, b: np.concatenate([a, b], 1)),
+    Case("Reshape", 1, (f(TABLES, 2, 6),), {"shape": [0, 3, -1]}, lambda x: x.reshape(2, 3, 2)),
+    Case("Tile", 1, (f(TABLES, 2, 3), f32(3)[0:1].reshape(()), f32(1)[0:1].reshape(())), {}, tiled),
+    Case("Tile", 1, (f(TABLES, 2, 3), f32(2), f32(0)), {}, lambda x, t, a: tiled(x, t[0], a[0]), note="vectors"),
+    Case("Pad", 1, (f(TABLES, 2, 3),), {"paddings": [0, 1, 2, 0]}, lambda x: np.pad(x, ((0, 2), (1, 0)))),
     Case(
         "Pad",
         2,
-        (f(2, 3),),
+        (f(TABLES, 2, 3),),
         {"pads": [0, 1, 2, 0], "value": 1.5},
         lambda x: np.pad(x, ((0, 2), (1, 0)), constant_values=1.5),
     ),
-    *(Case("Pad", 10, (f(3, 4),), {"pads": [0, 1, 2, 0], "mode": m}, note=m) for m in ("constant", "reflect", "edge")),
+    *(
+        Case("Pad", 10, (f(TABLES, 3, 4),), {"pads": [0, 1, 2, 0], "mode": m}, note=m)
+        for m in ("constant", "reflect", "edge")
+    ),
     *(
         Case("Slice", v, (A,), a)
         for v in (7, 9)
         for a in ({"starts": [1, -3], "ends": [9, -1], "axes": [1, 3]}, {"starts": [0, 1], "ends": [1, 100]})
     ),
-    Case("Split", 1, (f(6, 2), i64(1, 5)), {"axis": 0}, lambda x, s: (x[:1], x[1:]), outputs=2),
-    *(Case("Split", v, (f(2, 6),), {"axis": 1, "split": [1, 2, 3]}, outputs=3) for v in (7, 11)),
-    *(Case("Split", v, (f(6, 2),), {}, outputs=3, note="equal") for v in (7, 11, 13, 17)),
-    *(Case("Squeeze", v, (f(1, 3, 1),), a) for v in (7, 11) for a in ({"axes": [0]}, {})),
-    *(Case("Unsqueeze", v, (f(3),), {"axes": [0, 2]}) for v in (7, 11)),
-    *(Case("TopK", v, (f(3, 6),), {"k": 2, "axis": 1}, outputs=2) for v in (7, 9)),
-    Case("TopK", 10, (f(3, 6), i64(2)), {}, outputs=2),
-    Case("Scatter", 9, (f(3, 4), i64(0, 2).reshape(1, 2), f(1, 2)), {"axis": 1}),
+    Case("Split", 1, (f(TABLES, 6, 2), i64(1, 5)), {"axis": 0}, lambda x, s: (x[:1], x[1:]), outputs=2),
+    *(Case("Split", v, (f(TABLES, 2, 6),), {"axis": 1, "split": [1, 2, 3]}, outputs=3) for v in (7, 11)),
+    *(Case("Split", v, (f(TABLES, 6, 2),), {}, outputs=3, note="equal") for v in (7, 11, 13, 17)),
+    *(Case("Squeeze", v, (f(TABLES, 1, 3, 1),), a) for v in (7, 11) for a in ({"axes": [0]}, {})),
+    *(Case("Unsqueeze", v, (f(TABLES, 3),), {"axes": [0, 2]}) for v in (7, 11)),
+    *(Case("TopK", v, (f(TABLES, 3, 6),), {"k": 2, "axis": 1}, outputs=2) for v in (7, 9)),
+    Case("TopK", 10, (f(TABLES, 3, 6), i64(2)), {}, outputs=2),
+    Case("Scatter", 9, (f(TABLES, 3, 4), i64(0, 2).reshape(1, 2), f(TABLES, 1, 2)), {"axis": 1}),
     Case(
         "Upsample",
         1,
-        (f(1, 2, 2, 3),),
+        (f(TABLES, 1, 2, 2, 3),),
         {"height_scale": 2.0, "width_scale": 3.0},
         lambda x: x.repeat(2, 2).repeat(3, 3),
     ),
     *(
-        Case("Upsample", 7, (f(1, 2, 4, 3),), {"scales": [1.0, 1.0, 2.0, 1.5], "mode": m})
+        Case("Upsample", 7, (f(TABLES, 1, 2, 4, 3),), {"scales": [1.0, 1.0, 2.0, 1.5], "mode": m})
         for m in ("nearest", "linear")
     ),
     *(
-        Case("Upsample", 9, (f(1, 2, 4, 3), f32(1, 1, 2, 1.5)), {"mode": m}, constant=c, note=f"{m}{c}")
+        Case("Upsample", 9, (f(TABLES, 1, 2, 4, 3), f32(1, 1, 2, 1.5)), {"mode": m}, constant=c, note=f"{m}{c}")
         for m in ("nearest", "linear")
         for c in ((), (1,))
     ),
     *(
-        Case("Resize", 10, (f(1, 1, 6, 7), f32(1, 1, *s)), {"mode": m}, constant=c, note=f"{m}{c}{s}")
+        Case("Resize", 10, (f(TABLES, 1, 1, 6, 7), f32(1, 1, *s)), {"mode": m}, constant=c, note=f"{m}{c}{s}")
         for m in ("nearest", "linear")
         for c in ((), (1,))
         for s in ((2, 1.5), (0.6, 0.5), (0.6, 2))
@@ -290,7 +313,7 @@ CASES = [
         Case(
             "Resize",
             11,
-            (f(1, 1, 6, 7), f32(), f32(1, 1, *s)),
+            (f(TABLES, 1, 1, 6, 7), f32(), f32(1, 1, *s)),
             {"mode": m, "nearest_mode": r, "coordinate_transformation_mode": "tf_half_pixel_for_nn"},
             constant=(1, 2),
             note=f"tf{r}{s}",
@@ -299,15 +322,15 @@ CASES = [
         for r in ("floor", "round_prefer_floor")
         for s in ((2, 3), (0.5, 0.6))
     ),
-    Case("Resize", 11, (f(1, 1, 4, 4), f32(), f32(), i64(1, 1, 3, 8)), {"mode": "linear"}, constant=(1, 2, 3)),
+    Case("Resize", 11, (f(TABLES, 1, 1, 4, 4), f32(), f32(), i64(1, 1, 3, 8)), {"mode": "linear"}, constant=(1, 2, 3)),
     Case(
         "RoiAlign",
         10,
-        (f(1, 2, 8, 8), f32(0, 0, 5, 6, 1, 2, 7, 7).reshape(2, 4), i64(0, 0)),
+        (f(TABLES, 1, 2, 8, 8), f32(0, 0, 5, 6, 1, 2, 7, 7).reshape(2, 4), i64(0, 0)),
         {"output_height": 3, "output_width": 2, "sampling_ratio": 2},
     ),
     *(
-        Case("GridSample", 16, (f(1, 2, 4, 5), np.tanh(f(1, 3, 3, 2))), {"mode": m})
+        Case("GridSample", 16, (f(TABLES, 1, 2, 4, 5), np.tanh(f(TABLES, 1, 3, 3, 2))), {"mode": m})
         for m in ("bilinear", "bicubic", "nearest")
     ),
     # layers
@@ -331,16 +354,22 @@ CASES = [
     *(Case("Dropout", v, (A,), {"ratio": 0.9}, lambda x: x) for v in (1, 6, 7, 10)),
     Case("Dropout", 7, (A,), {}, lambda x: (x, np.ones_like(x)), outputs=2, note="mask"),
     Case("Dropout", 10, (A,), {}, lambda x: (x, np.ones(x.shape, bool)), outputs=2, note="mask"),
-    Case("GroupNormalization", 18, (f(2, 6, 3, 3), f(2), f(2)), {"num_groups": 2}, group_norm),
+    Case("GroupNormalization", 18, (f(TABLES, 2, 6, 3, 3), f(TABLES, 2), f(TABLES, 2)), {"num_groups": 2}, group_norm),
     *(
-        Case(op, 7, (f(4, 2, 5), f(1, g, 5), f(1, g, 3), f(1, b)), {"hidden_size": 3}, outputs=2)
+        Case(
+            op,
+            7,
+            (f(TABLES, 4, 2, 5), f(TABLES, 1, g, 5), f(TABLES, 1, g, 3), f(TABLES, 1, b)),
+            {"hidden_size": 3},
+            outputs=2,
+        )
         for op, (g, b) in RECURRENT.items()
     ),
     *(
         Case(
             "LpPool",
             v,
-            (f(1, 2, 6, 6),),
+            (f(TABLES, 1, 2, 6, 6),),
             {"kernel_shape": [2, 2], "p": p, "strides": [2, 2]},
             lambda x, p=p: (np.abs(x).reshape(1, 2, 3, 2, 3, 2) ** p).sum((3, 5)) ** np.float32(1 / p),
         )
@@ -349,13 +378,21 @@ CASES = [
     Case(
         "GlobalLpPool",
         1,
-        (f(1, 2, 6, 6),),
+        (f(TABLES, 1, 2, 6, 6),),
         {"p": 2.0},
         lambda x: np.sqrt((x**2).sum((2, 3), keepdims=True)).astype(np.float32),
     ),
-    *(Case("MaxPool", v, (f(1, 2, 6, 7),), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER"}) for v in (7, 8, 10)),
-    *(Case("AveragePool", v, (f(1, 2, 6, 7),), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}) for v in (7, 10, 11)),
-    Case("ConvTranspose", 10, (f(1, 2, 3, 3), f(2, 2, 3, 3)), {"output_shape": [6, 6], "strides": [2, 2]}),
+    *(
+        Case("MaxPool", v, (f(TABLES, 1, 2, 6, 7),), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER"})
+        for v in (7, 8, 10)
+    ),
+    *(
+        Case("AveragePool", v, (f(TABLES, 1, 2, 6, 7),), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]})
+        for v in (7, 10, 11)
+    ),
+    Case(
+        "ConvTranspose", 10, (f(TABLES, 1, 2, 3, 3), f(TABLES, 2, 2, 3, 3)), {"output_shape": [6, 6], "strides": [2, 2]}
+    ),
     # operators that are no longer in the standard
     Case("Affine", 1, (A,), {"alpha": 2.0, "beta": 0.5}, lambda x: 2 * x + np.float32(0.5)),
     Case("Scale", 1, (A,), {"scale": 2.0}, lambda x: 2 * x),
@@ -397,7 +434,7 @@ def test_old_form(case: Case, shapes: bool) -> None:
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
-def test_scan_over_a_batch_with_lengths() -> None:
+def test_scan_over_a_batch_with_lengths(rng: np.random.Generator) -> None:
     """The first form of Scan: a running sum over each sample of a batch, as far as the sample goes."""
     row = [TensorProto.FLOAT, [2]]
     body = helper.make_graph(
@@ -419,7 +456,7 @@ def test_scan_over_a_batch_with_lengths() -> None:
         [helper.make_empty_tensor_value_info(n) for n in ("end", "ys")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=8)
-    start, rows, lengths = f(3, 2), f(3, 4, 2), i64(4, 1, 2)
+    start, rows, lengths = f(rng, 3, 2), f(rng, 3, 4, 2), i64(4, 1, 2)
     result = Core().compile_model(model)({"n": lengths, "s0": start, "xs": rows, "factor": f32(2)})
     for sample, length in enumerate(lengths):
         sums = start[sample] + np.cumsum(rows[sample, :length], 0)

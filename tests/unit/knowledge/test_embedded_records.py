@@ -23,12 +23,11 @@ from tunewright.tuning import evidence
 from tunewright.tuning.tuner import Origin
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
-RNG = np.random.default_rng(0)
-X = {"x": RNG.standard_normal((24, 96), np.float32)}
+X = {"x": np.random.default_rng(0).standard_normal((24, 96), np.float32)}
 
 
 def model():
-    weights = [numpy_helper.from_array(RNG.standard_normal((96, 64), np.float32), "w")]
+    weights = [numpy_helper.from_array(np.random.default_rng(1).standard_normal((96, 64), np.float32), "w")]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in (("x", [24, 96]), ("y", [24, 64])))
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", [x], [y], weights)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

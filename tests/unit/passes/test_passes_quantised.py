@@ -16,8 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 from conformance.short_form import every_other
 from tunewright.core import Core
 
-RNG = np.random.default_rng(0)
-
 
 class Net:
     """A QDQ model being written."""
@@ -27,6 +25,7 @@ class Net:
         self.constants: list[Any] = []
         self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
         self.outputs: list[str] = []
+        self.rng = np.random.default_rng(0)
 
     def const(self, array: Any, dtype: Any = np.float32) -> str:
         name = f"c{len(self.constants)}"
@@ -49,15 +48,15 @@ class Net:
 
     def weights(self, *shape: int, channels: bool = True, dtype: Any = np.int8, axis: int = 0) -> str:
         info = np.iinfo(dtype)
-        w = self.const(RNG.integers(info.min + 1, int(info.max) + 1, shape), dtype)
+        w = self.const(self.rng.integers(info.min + 1, int(info.max) + 1, shape), dtype)
         size = shape[axis] if channels else ()
-        scale = self.scale = RNG.uniform(0.001, 0.01, size).astype(np.float32)
+        scale = self.scale = self.rng.uniform(0.001, 0.01, size).astype(np.float32)
         zero = np.full(size, 0 if dtype is np.int8 else 128)
         return self.dq(w, scale, zero, dtype, axis=axis)
 
     def bias(self, x_scale: float, count: int) -> str:
         """For the last weights: whole numbers of steps of the products."""
-        whole = self.const(RNG.integers(-2000, 2000, count), np.int32)
+        whole = self.const(self.rng.integers(-2000, 2000, count), np.int32)
         scale = np.float32(x_scale) * self.scale
         return self.dq(whole, scale, np.zeros(scale.shape), np.int32, axis=0)
 
@@ -75,7 +74,7 @@ def ops(model: onnx.ModelProto) -> Counter[str]:
 
 def within_a_step(model: onnx.ModelProto, *shape: int, scale: float = 1.0) -> None:
     """Against the floats, as the host computes them; of bytes that they are made of."""
-    x = (RNG.standard_normal(shape) * scale).astype(np.float32)
+    x = (np.random.default_rng(1).standard_normal(shape) * scale).astype(np.float32)
     got, want = (Core().compile_model(model, device)({"x": x}) for device in ("CPU", "CPU.HOST"))
     for name, expected in want.items():
         assert expected.dtype.itemsize == 1, "compare quantised results"
@@ -148,7 +147,7 @@ def test_parts_of_different_scales_are_joined_as_bytes(dtype: Any) -> None:
     model = net.model(net.q(net.add("Concat", a, b, axis=1), 0.013, low + 128, dtype))
     found = ops(model)
     assert found["Concat"] == 1 and found["QLinearLeakyRelu"] == 1 and not found["DequantizeLinear"]
-    x = RNG.standard_normal((1, 8, 6, 5)).astype(np.float32)
+    x = np.random.default_rng(1).standard_normal((1, 8, 6, 5)).astype(np.float32)
     got, want = (Core().compile_model(model, device)({"x": x}) for device in ("CPU", "CPU.HOST"))
     for name, expected in want.items():
         np.testing.assert_array_equal(got[name], expected)
@@ -176,7 +175,7 @@ def test_a_mobile_block_against_another_engine() -> None:
     model = net.model(net.q(gemm, 0.012, 128, np.uint8))
     found = ops(model)
     assert found["QLinearConv"] == 4 and found["QLinearAdd"] == 1 and found["QGemm"] == 1 and not found["Conv"]
-    data = {"x": RNG.standard_normal((1, 3, 20, 18)).astype(np.float32)}
+    data = {"x": np.random.default_rng(1).standard_normal((1, 3, 20, 18)).astype(np.float32)}
     settings = ort.SessionOptions()
     settings.log_severity_level = 4
     session = ort.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
@@ -204,7 +203,7 @@ def test_a_bound_stays_where_saturation_does_not_do_it() -> None:
 
 def test_a_bias_that_is_no_number_of_steps_stays_a_float() -> None:
     """Half a step of the products is more than `BIAS_ERROR` of a result's step when that is small."""
-    bias = RNG.standard_normal(8) * 0.1
+    bias = np.random.default_rng(1).standard_normal(8) * 0.1
     assert ops(convolution(bias, y_scale=0.2))["QLinearConv"] == 1
     within_a_step(convolution(bias, y_scale=0.2), 1, 8, 6, 6, scale=3)
     assert not ops(convolution(bias, y_scale=1e-5))["QLinearConv"]

@@ -21,13 +21,15 @@ from tunewright.ops import lookup, names
 from tunewright.solvers import base
 from tunewright.solvers.base import solvers
 
-RNG = np.random.default_rng(11)
+SEED = 11
 SIZE, ROWS = 192, 24
 
 
-def network(*, shared: bool = False, shown: bool = False, rows: int | str = ROWS) -> onnx.ModelProto:
+def network(
+    rng: np.random.Generator, *, shared: bool = False, shown: bool = False, rows: int | str = ROWS
+) -> onnx.ModelProto:
     """Two products, with weights of their own or the same ones, which may be a result as well."""
-    weights = [(RNG.standard_normal((SIZE, SIZE)) / 14).astype(np.float32) for _ in range(2)]
+    weights = [(rng.standard_normal((SIZE, SIZE)) / 14).astype(np.float32) for _ in range(2)]
     names = ["w0", "w0"] if shared else ["w0", "w1"]
     nodes = [
         helper.make_node("MatMul", ["x", names[0]], ["g"]),
@@ -43,9 +45,9 @@ def network(*, shared: bool = False, shown: bool = False, rows: int | str = ROWS
 
 
 @pytest.mark.parametrize("given", [{}, {"shared": True}, {"shown": True}], ids=["own", "shared", "shown"])
-def test_weights_go_when_they_are_packed(given: dict[str, bool]) -> None:
-    model = network(**given)
-    x = RNG.standard_normal((ROWS, SIZE)).astype(np.float32)
+def test_weights_go_when_they_are_packed(rng: np.random.Generator, given: dict[str, bool]) -> None:
+    model = network(rng, **given)
+    x = rng.standard_normal((ROWS, SIZE)).astype(np.float32)
     core = Core()
     mine, kept = core.compile_model(model, "CPU"), core.compile_model(core.read_model(model), "CPU")
     for name, want in kept({"x": x}).items():
@@ -56,9 +58,9 @@ def test_weights_go_when_they_are_packed(given: dict[str, bool]) -> None:
     assert not any(any(v.const.strides) for v in mine.graph.constants()), "the graph says what they were like"
 
 
-def test_weights_stay_while_other_shapes_may_come() -> None:
-    compiled = Core().compile_model(network(rows="n"), "CPU")
-    one = RNG.standard_normal((ROWS, SIZE)).astype(np.float32)
+def test_weights_stay_while_other_shapes_may_come(rng: np.random.Generator) -> None:
+    compiled = Core().compile_model(network(rng, rows="n"), "CPU")
+    one = rng.standard_normal((ROWS, SIZE)).astype(np.float32)
     (first,) = compiled({"x": one}).values()
     (both,) = compiled({"x": np.concatenate([one, one])}).values()
     np.testing.assert_allclose(both, np.concatenate([first, first]), rtol=0, atol=1e-5)
@@ -133,7 +135,7 @@ def test_a_process_that_runs_a_model_imports_no_more(tmp_path: Path) -> None:
     assert [name for name in made.stdout.split() if name.startswith(UNUSED)] == []
 
 
-def test_types_of_what_was_freed() -> None:
-    compiled = Core().compile_model(network(), "CPU")
+def test_types_of_what_was_freed(rng: np.random.Generator) -> None:
+    compiled = Core().compile_model(network(rng), "CPU")
     for value in compiled.graph.constants():
         assert value.const is not None and value.type == TensorType.of(value.const)

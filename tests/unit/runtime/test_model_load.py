@@ -24,7 +24,9 @@ from tunewright.solvers.c.product import matmul_pack
 from tunewright.solvers.c.product.matmul_product import Matrix
 from tunewright.tuning.tuner import Choice, Origin, Tuner
 
-RNG = np.random.default_rng(2)
+#: draws the tables of this module, once, when it is imported; tests draw from their own (the fixture rng)
+TABLES = np.random.default_rng(2)
+SEED = 1002
 NARROW = {DType.FLOAT16: np.float16, DType.BFLOAT16: ml_dtypes.bfloat16}
 
 
@@ -71,11 +73,11 @@ SPECIAL = np.array(
     np.float32,
 )
 ARRAYS = {
-    "normal": RNG.standard_normal(70_001).astype(np.float32),
+    "normal": TABLES.standard_normal(70_001).astype(np.float32),
     "special": SPECIAL,
     "scalar": np.array(-1e9, np.float32),
     "empty": np.empty((0, 3), np.float32),
-    "turned": RNG.standard_normal((5, 7)).astype(np.float32).T,
+    "turned": TABLES.standard_normal((5, 7)).astype(np.float32).T,
 }
 
 
@@ -121,7 +123,9 @@ def test_torch_converts_as_numpy_does(name: str, to: DType) -> None:
 
 
 @pytest.mark.parametrize("searched", [False, True])
-def test_equal_layers_are_chosen_for_once(searched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_layers_are_chosen_for_once(
+    rng: np.random.Generator, searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But for one that is searched: the others know what it found, and say so."""
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
     nodes = [helper.make_node("Softmax", [a], [b], a) for a, b in (("x", "a"), ("a", "b"), ("b", "y"))]
@@ -136,7 +140,7 @@ def test_equal_layers_are_chosen_for_once(searched: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(Tuner, "choose", choose)
     compiled = Core().compile_model(helper.make_model(helper.make_graph(nodes, "g", [x], [y])), "CPU")
     assert len(asked) == (3 if searched else 1) and len(set(asked)) == 1
-    given = RNG.standard_normal((2, 3)).astype(np.float32)
+    given = rng.standard_normal((2, 3)).astype(np.float32)
     wanted = given.astype(np.float64)
     for _ in nodes:
         wanted = np.exp(wanted) / np.exp(wanted).sum(-1, keepdims=True)
@@ -144,8 +148,8 @@ def test_equal_layers_are_chosen_for_once(searched: bool, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("shape", [(64,), (7, 33), (33, 5, 7)])
-def test_copies_begin_where_cache_lines_do(shape: tuple[int, ...]) -> None:
-    array = RNG.standard_normal(shape).astype(np.float32)
+def test_copies_begin_where_cache_lines_do(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+    array = rng.standard_normal(shape).astype(np.float32)
     for given in (array, array.T, array[..., 1:]):
         found = on_lines(given)
         assert address(found) % 64 == 0 and found.flags.c_contiguous
@@ -153,7 +157,7 @@ def test_copies_begin_where_cache_lines_do(shape: tuple[int, ...]) -> None:
         assert on_lines(found) is found
 
 
-def test_what_fills_up_packed_weights_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fills_up_packed_weights_is_zero(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     def dirty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         made = empty_on_lines(shape, dtype)
         made.fill(np.nan)
@@ -161,13 +165,13 @@ def test_what_fills_up_packed_weights_is_zero(monkeypatch: pytest.MonkeyPatch) -
 
     for module in (conv_winograd, matmul_pack):
         monkeypatch.setattr(module, "empty_on_lines", dirty)
-    weights = RNG.standard_normal((20, 3, 3, 3)).astype(np.float32)
+    weights = rng.standard_normal((20, 3, 3, 3)).astype(np.float32)
     packed = conv_winograd.pack(weights, 4, 2, 8)  # slabs of 16
     assert packed.shape == (2, 36, 3, 16)
     g = conv_winograd.weight_matrix(4)
     wanted = np.einsum("ai,ocij,bj->abco", g, weights.astype(np.float64), g).reshape(36, 3, 20)
     np.testing.assert_allclose(packed.transpose(1, 2, 0, 3).reshape(36, 3, 32)[..., :20], wanted, rtol=1e-5, atol=1e-6)
     assert not packed[1, :, :, 4:].any()
-    b = RNG.standard_normal((5, 11)).astype(np.float32)
+    b = rng.standard_normal((5, 11)).astype(np.float32)
     panels = matmul_pack.packing(matmul_pack.PackedOperand(Matrix(1, 11, 1), 5, 11, ()), 8, DType.FLOAT32).pack(b)
     np.testing.assert_array_equal(panels, np.pad(b, ((0, 0), (0, 5))).reshape(5, 2, 8).swapaxes(0, 1)[None])

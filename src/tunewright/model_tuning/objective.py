@@ -49,7 +49,7 @@ def meter_of(device: Device) -> EnergyMeter:
     found = meter(device.target.device, int(number) if number.isdecimal() else 0)
     if isinstance(found, str):
         hint = "--objective latency or throughput need no such counter"
-        raise DeviceError(f"its energy cannot be measured: {found}", where=device.name, hint=hint)
+        raise DeviceError(f"the energy of this device cannot be measured: {found}", where=device.name, hint=hint)
     return found
 
 

@@ -472,7 +472,7 @@ def test_what_a_caller_may_get_wrong(rng, theirs):
     z = normal(rng, 8, 4)
     with pytest.raises(InputError, match="the memory has 64 bytes, the tensor 128"):
         remote.tensor(theirs.buffer((4, 4)), (8, 4), "float32")
-    with pytest.raises(InputError, match="ndarray is no Buffer or SVM"):
+    with pytest.raises(InputError, match="ndarray is not a Buffer or SVM"):
         remote.tensor(z, (8, 4), "float32")
     constant = theirs.buffer((8, 4), cl.mem_flags.READ_ONLY)
     with pytest.raises(InputError, match="output 'y': is a Buffer that may only be read"):

@@ -195,7 +195,7 @@ def test_what_is_tuned_is_tuned_with_as_many_threads():
         assert right.pose(softmax) is None
     settings = Settings.make({"CPU_THREADS_NUM": 0})
     wrong = Isolated(device.name, 20.0, settings=settings, target=device.target)
-    with wrong, pytest.raises(DeviceError, match="its device is another"):
+    with wrong, pytest.raises(DeviceError, match="opened another device"):
         wrong.pose(softmax)
     # one of several streams: its share of the threads, whatever the settings give the whole device
     shared = measurer_for(device, settings)

@@ -548,7 +548,7 @@ REFUSED = [
     (SIMPLE.format("async_work_group_copy(y, y, 1, 0);"), (), "async_work_group_copy"),
     (SIMPLE.format('printf("%f", y[0]);'), (), "printf"),
     (SIMPLE.format("y[0] = expf(y[1]);"), (), "'expf'"),
-    ("float helper(float x);\n" + SIMPLE.format("y[0] = helper(y[1]);"), (), "uses helper, which is defined nowhere"),
+    ("float helper(float x);\n" + SIMPLE.format("y[0] = helper(y[1]);"), (), "uses helper, which is not defined"),
     ("float __attribute__((overloadable)) helper(float);\n" + SIMPLE.format("y[0] = helper(y[1]);"), (), "uses helper"),
     ("int PyErr_Occurred(void);\n" + SIMPLE.format("y[0] = PyErr_Occurred();"), (), "uses PyErr_Occurred"),
     (SIMPLE.format("barrier(CLK_LOCAL_MEM_FENCE);"), (2,), r"barrier\(\) needs groups of one"),

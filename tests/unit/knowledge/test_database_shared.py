@@ -99,7 +99,7 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     assert len(list(reader)) == 2
     told = reader.damage()
     assert [text.split(":")[0] for text in told] == [f"{path.name}, line {k}" for k in (2, 4, 5)]
-    assert "digest does not fit" in told[0]
+    assert "digest does not match" in told[0]
 
 
 def test_the_right_line_wins_over_a_wrong_one_with_its_digest(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_bad_row_is_a_miss_until_it_is_added_again(folder: Path) -> None:
     connection.close()
     assert list(database) == records[:3] + records[4:]
     (told,) = database.damage()
-    assert records[3].digest[:16] in told and "digest does not fit" in told
+    assert records[3].digest[:16] in told and "digest does not match" in told
     assert database.add(records) == 1
     assert list(database) == records and not database.damage()
 

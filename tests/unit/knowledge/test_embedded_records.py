@@ -165,7 +165,7 @@ def test_weights_in_other_files_stay_where_they_are(file, call, tmp_path):
     Core().compile_model(str(tmp_path / "two.onnx"))(X)
     (tmp_path / "sub").mkdir()
     code, _, err = call("kb", "embed", tmp_path / "split.onnx", "-o", tmp_path / "sub" / "m.onnx")
-    assert code == 2 and "weights in files beside it" in err
+    assert code == 2 and "weights in external files" in err
 
 
 def test_there_is_a_bound(file, monkeypatch):

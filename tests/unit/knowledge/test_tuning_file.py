@@ -162,7 +162,7 @@ def test_as_a_layer_it_answers_and_says_what_it_ignored(file: TuningFile) -> Non
     adds = [m for m in file.read()[0] if m.key.problem.startswith("Add(")]
     assert len(adds) == 2 and list(layer.family(problem("Add", 9).family())) == adds
     assert len(list(layer)) == len(MANY)
-    assert len(layer.damage()) == 1 and "has no key beside it" in layer.damage()[0]
+    assert len(layer.damage()) == 1 and "has no key, so its problem is unknown" in layer.damage()[0]
 
 
 # ---- the best answer ------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_the_best_answer_is_written(records: list[Any], file: TuningFile) -> Non
         (lambda: measurement(low=0.9), "nothing is confirmed"),
         (lambda: _with_key(solver="nobody.knows"), "no solver nobody.knows"),
         (lambda: _with_key(space="0" * 32), "the space of opencl.matmul has changed"),
-        (lambda: _with_key(problem="MatMul(other)"), "its problem is another one"),
+        (lambda: _with_key(problem="MatMul(other)"), "its problem differs from"),
         (lambda: dataclasses.replace(measurement(), config=Config({"rows": 77})), "has changed"),
         (lambda: _with_key(where=dataclasses.replace(measurement().key.where, arch="of old")), "another version"),
         (lambda: _with_key(solver="opencl.softmax"), "opencl.softmax refuses it"),
@@ -328,27 +328,27 @@ def _huge_number(tree: Any, name: str) -> None:
     ("damage", "why"),
     [
         (_move_section, "was measured on 2 execution units"),
-        (_rename, "its hash belongs to another problem"),
+        (_rename, "its hash does not match the problem"),
         (_other_content, "does not fit the digest"),
         (_other_digest, "does not fit the digest"),
         (_other_name, "names the kernel 'opencl.conv_plain', its key 'opencl.matmul'"),
-        (_other_index, "index is that of another config"),
+        (_other_index, "index belongs to another config"),
         (_far_index, "is not below"),
         (_true_index, "is not a list of a kernel's name and an index"),
         (_no_list, "is not a list of a kernel's name and an index"),
-        (_other_space, "its space is another one"),
-        (_other_params, "index is that of another config"),
+        (_other_space, "its space differs from"),
+        (_other_params, "index belongs to another config"),
         (_twice_a_value, "distinct"),
         (_params_of_lists, "scalars"),
         (_no_params, "has no parameters"),
-        (_no_key, "has no key beside it"),
-        (_no_keys, "has no key beside it"),
+        (_no_key, "has no key, so its problem is unknown"),
+        (_no_keys, "has no key, so its problem is unknown"),
         (_half_a_key, "lacks digest"),
         (_lone_key, "is a key without an entry"),
         (_a_fault, "is not a measurement"),
-        (_other_problem, "its problem is another one"),
-        (_other_sizes, "its problem is another one"),
-        (_truth_for_one, "index is that of another config"),
+        (_other_problem, "its problem differs from"),
+        (_other_sizes, "its problem differs from"),
+        (_truth_for_one, "index belongs to another config"),
         (_huge_number, ""),
     ],
 )
@@ -371,7 +371,7 @@ def test_a_file_of_openvino_is_ignored_and_extended(file: TuningFile) -> None:
     file.path.write_text(json.dumps(OPENVINO))
     found, ignored = file.read()
     assert found == [] and len(ignored) == 2
-    assert all("has no key beside it, so nobody can tell what it is for" in reason for reason in ignored)
+    assert all("has no key, so its problem is unknown" in reason for reason in ignored)
     m = measurement(units=24)
     assert file.extend([m, measurement(units=2)]) == (2, [])
     made = content(file)

@@ -251,7 +251,7 @@ def test_the_device_must_be_the_same(tmp_path: Path) -> None:
         assert measurer.pose(PROBLEM) is None
         measurer.close()
         measurer.target = replace(other, units=2)
-        with pytest.raises(DeviceError, match="its device is another"):
+        with pytest.raises(DeviceError, match="opened another device"):
             measurer.pose(PROBLEM)
 
 

@@ -517,8 +517,8 @@ WRONG_LAYERS = [
     ('format="BFYX"', 'format="BYXF"', "BYXF"),
     ('arg-index="1"', 'arg-index="4"', "arg-indices"),
     ("</CustomLayer>", "", "cannot be used"),
-    ("F*(Y+X)/2", "F*(Y+X", "no formula"),
-    ("F*(Y+X)/2", "__import__('os')", "no formula"),
+    ("F*(Y+X)/2", "F*(Y+X", "cannot be read"),
+    ("F*(Y+X)/2", "__import__('os')", "may use integers"),
     ('<?xml version="1.0"?>', "<!DOCTYPE a [<!ENTITY b 'c'>]>", "entities"),
 ]
 

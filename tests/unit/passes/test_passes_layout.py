@@ -259,7 +259,7 @@ def test_a_refusal_has_a_reason() -> None:
     context = Context(Settings(), layouts=Made((NHWC, NHWC), wished=1e-6, plain=2e-6, move=1e-6))
     assert not run_passes(graph, [AssignLayouts()], context)
     assert [e.reason for e in context.log.entries] == [
-        "with what its neighbours have, plain takes least (nhwc: 1.0 us, estimated; plain: 2.0 us, estimated)"
+        "plain is fastest, given the layouts of its neighbours (nhwc: 1.0 us, estimated; plain: 2.0 us, estimated)"
     ]
 
 

@@ -160,7 +160,7 @@ UNPROVEN = {
     "norm": ("g (float[1, 8] x) => (float[1, 8] y) <float[8] s = {1, 1, 1, 1, 1, 1, 1, 1}> "
              "{ y = LayerNormalization<axis = 0>(x, s) }", "works along"),
     "dynamic": ("g (float[1, 8] x) => (float[1, 8] y) { q, s, z = DynamicQuantizeLinear(x)  "
-                "y = DequantizeLinear(q, s, z) }", "DynamicQuantizeLinear.*no operation that is known"),
+                "y = DequantizeLinear(q, s, z) }", "DynamicQuantizeLinear.*is not known to keep examples independent"),
     "branch": ("g (float[1, 8] x, bool[1] c) => (float[1, 8] y) { y = If(c) <then_branch = t () => (float[1, 8] p) "
                "{ p = Neg(x) }, else_branch = e () => (float[1, 8] q) { q = Abs(x) }> }", "If 'y' is no operation"),
     "numbered": ("g (float[1, 8] x) => (float[1, 8] y) <int64 z = {0}, int64 o = {1}, int64[1] a = {1}> "
@@ -180,7 +180,7 @@ UNPROVEN = {
     "constant": ("g (float[1, 8] x) => (float[1, 8] y) <float[1, 8] c = {1, 2, 3, 4, 5, 6, 7, 8}> { y = Identity(c) }",
                  "output 'y|'c"),
     "indices": ("g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y, int64[1, 1, 2, 2] i) "
-                "{ y, i = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) }", "where in the whole batch"),
+                "{ y, i = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) }", "positions in the whole batch"),
 }  # fmt: skip
 
 

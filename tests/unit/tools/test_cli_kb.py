@@ -489,7 +489,7 @@ def test_damaged_lines_are_named_and_left_out(call, user, mine, tmp_path):
     (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
     code, out, err = call("import", tmp_path / "x.jsonl")
     assert code == 1
-    assert "line 2: the digest does not fit the content" in err and "line 4: " in err and err.count("note: ") == 2
+    assert "line 2: the digest does not match the content" in err and "line 4: " in err and err.count("note: ") == 2
     assert digests(user) == {mine[i].digest for i in (0, 2, 3)}
     assert "3 records added" in out and "left out as damaged: 2" in flat(out)
     (tmp_path / "y.jsonl").write_text("nonsense\n" * 50)
@@ -651,5 +651,5 @@ def test_a_stored_problem_must_be_the_one_of_the_key():
     from tunewright.tools.kb.ask import pose
 
     assert pose(measurement()).key() == problem().key()
-    with pytest.raises(TunewrightError, match="is not the one in its key"):
+    with pytest.raises(TunewrightError, match="differs from its key"):
         pose(dataclasses.replace(measurement(), problem=measurement(problem("Abs")).problem))

@@ -68,7 +68,7 @@ def test_benchmark_tells_who_served(model, capsys):
         ("MULTI:CPU,cpu", "MULTI: cpu is the same device as CPU (name each device once)"),
         ("MULTI:AUTO", "MULTI: AUTO is several devices itself"),
         ("AUTO:NOWHERE", "there is no device 'NOWHERE'"),
-        ("BATCH:CPU(1)", "one example is no batch"),
+        ("BATCH:CPU(1)", "a batch of 1 combines no requests"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "benchmark"])

@@ -211,7 +211,7 @@ def counted_rows(writer: BlockWriter, runner: Counted, ins: Sequence[Ref | None]
         writer.traced = writer.own = Traced(ShapeTrace(), ShapeClass((), ()))
     types = [static(v) for v in node.inputs]
     if None in types:
-        raise NotRows("the shapes of what it takes are not known")
+        raise NotRows("the shapes of its inputs are not known")
     program = runner.bodies["body"]
     try:
         counts = _symbols(node, program.graph, types, writer.traced)  # type: ignore[arg-type]
@@ -296,7 +296,7 @@ def _with_counts(rows: Sequence[Row], counts: Sequence[_Count], told: Sequence[t
             del waiting[0]
             yield Compute(one.late, () if waiting else tuple(told))
     if waiting:
-        raise NotRows("nothing says how many rows there are")
+        raise NotRows("no step computes the number of rows")
 
 
 def _told(writer: BlockWriter, plan: Plan, node: Node, traced: Traced) -> Iterator[tuple[Counter, Whole]]:
@@ -323,4 +323,4 @@ def check_counts(counts: Sequence[Late], trace: ShapeTrace, bounds: Mapping[int,
         for how, left, answer in guards_of(trace, late.atom):
             values = [value_at(left, {late.atom: int(n)}) for n in others]
             if all(((v == 0) if how == "==" else (v < 0)) is not answer for v in values if values):
-                raise NotRows(f"what is right for {symbol.hint} rows is not for others")
+                raise NotRows(f"a plan for {symbol.hint} rows is wrong for other numbers of rows")

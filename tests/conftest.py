@@ -12,9 +12,13 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Generator
+from copy import deepcopy
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +85,23 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+#: the generators of random numbers of each module, and their states when it was imported
+_GENERATORS: dict[ModuleType, list[tuple[np.random.Generator, Any]]] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Reset generators that a module still shares among its tests (those of `conformance.cuda_cases.Made`)."""
+    module = sys.modules.get(getattr(item, "module", sys).__name__)
+    if module is None:
+        return
+    if module not in _GENERATORS:
+        found = [value for value in vars(module).values() if isinstance(value, np.random.Generator)]
+        _GENERATORS[module] = [(each, deepcopy(each.bit_generator.state)) for each in found]
+    for each, state in _GENERATORS[module]:
+        each.bit_generator.state = state
 
 
 @pytest.fixture

@@ -82,7 +82,9 @@ def test_a_file_that_was_written_again(rng: np.random.Generator, path: Path) -> 
     os.utime(path, ns=(0, 0))
     refused = []
     for _ in range(2):  # whatever holds what was raised first
-        with pytest.raises(ModelError, match="cannot be read from the model's file again: it was changed") as raised:
+        with pytest.raises(
+            ModelError, match="cannot be read from the model's file again: it has changed since"
+        ) as raised:
             check(rng, mine, 1)  # one row is not of the class that the first plan is for
         refused.append(raised)
     check(rng, mine, 24)

@@ -16,11 +16,6 @@ ort = pytest.importorskip("onnxruntime")
 SEED = 3
 
 
-@pytest.fixture(autouse=True)
-def _the_same_numbers_whatever_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.RNG", np.random.default_rng(3))
-
-
 def f(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 

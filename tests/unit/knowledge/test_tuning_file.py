@@ -190,7 +190,7 @@ def test_the_best_answer_is_written(records: list[Any], file: TuningFile) -> Non
     [
         (lambda: measurement(confirmed=False), "nothing is confirmed"),
         (lambda: measurement(low=0.9), "nothing is confirmed"),
-        (lambda: _with_key(solver="nobody.knows"), "no solver nobody.knows"),
+        (lambda: _with_key(solver="nobody.knows"), "solver nobody.knows is not installed"),
         (lambda: _with_key(space="0" * 32), "the space of opencl.matmul has changed"),
         (lambda: _with_key(problem="MatMul(other)"), "its problem differs from"),
         (lambda: dataclasses.replace(measurement(), config=Config({"rows": 77})), "has changed"),

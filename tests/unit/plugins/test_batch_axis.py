@@ -162,7 +162,7 @@ UNPROVEN = {
     "dynamic": ("g (float[1, 8] x) => (float[1, 8] y) { q, s, z = DynamicQuantizeLinear(x)  "
                 "y = DequantizeLinear(q, s, z) }", "DynamicQuantizeLinear.*is not known to keep examples independent"),
     "branch": ("g (float[1, 8] x, bool[1] c) => (float[1, 8] y) { y = If(c) <then_branch = t () => (float[1, 8] p) "
-               "{ p = Neg(x) }, else_branch = e () => (float[1, 8] q) { q = Abs(x) }> }", "If 'y' is not known to keep"),
+               "{ p = Neg(x) }, else_branch = e () => (float[1, 8] q) { q = Abs(x) }> }", "If 'y' is not known"),
     "numbered": ("g (float[1, 8] x) => (float[1, 8] y) <int64 z = {0}, int64 o = {1}, int64[1] a = {1}> "
                  "{ s = Shape(x)  n = Gather(s, z)  r = Range(z, n, o)  f = Cast<to = 1>(r)  u = Unsqueeze(f, a)  "
                  "y = Add(x, u) }",

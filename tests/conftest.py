@@ -1,8 +1,10 @@
 """Tests see neither the knowledge base of the user who runs them nor what ships, and leave no files where they run.
 
-What ships changes with every tuning; tests/unit/test_shipped.py alone is about it, and asks for it. What they compile
-stays in pytest's cache (`--cache-clear` empties it): compiling takes most of the time of a first run, and a whole run
-makes more than the user's kernel cache holds, so that it would push out his and find nothing of its own the next time.
+What ships changes with every tuning. Only tests/unit/knowledge/test_shipped.py asks for it.
+
+Compiled kernels stay in pytest's cache (`--cache-clear` empties it), because compiling takes most of the time of a
+first run. They stay out of the user's kernel cache: a whole run makes more than it holds, and would push out the
+kernels of the user.
 """
 
 import atexit
@@ -91,7 +93,7 @@ _GENERATORS: dict[ModuleType, list[tuple[np.random.Generator, Any]]] = {}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test's data must not depend on which tests ran before it: workers share them out anew in each run."""
+    """Reset generators that a module still shares among its tests (those of `conformance.cuda_cases.Made`)."""
     module = sys.modules.get(getattr(item, "module", sys).__name__)
     if module is None:
         return
@@ -100,6 +102,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _GENERATORS[module] = [(each, deepcopy(each.bit_generator.state)) for each in found]
     for each, state in _GENERATORS[module]:
         each.bit_generator.state = state
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator of the test's own: its data do not depend on which tests ran before. A module may set SEED."""
+    return np.random.default_rng(getattr(request.module, "SEED", 0))
 
 
 @pytest.fixture

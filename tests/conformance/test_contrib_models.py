@@ -16,30 +16,23 @@ from conformance.ort_oracle import assert_close, ort, run_ort
 from conformance.short_form import every_other
 
 quant = pytest.importorskip("onnxruntime.quantization")
-rng = np.random.default_rng(7)
+SEED = 7
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Inputs do not depend on which tests ran before."""
-    global rng
-    rng = np.random.default_rng(7)
-
-
-def image() -> dict[str, Any]:
+def image(rng: np.random.Generator) -> dict[str, Any]:
     return {"x": rng.standard_normal((3, 3, 17, 15)).astype(np.float32)}
 
 
-def text() -> dict[str, Any]:
+def text(rng: np.random.Generator) -> dict[str, Any]:
     return {"ids": rng.integers(0, 23, (3, 9)), "mask": (np.arange(9) < np.array([[9], [4], [7]])).astype(np.int64)}
 
 
-def sound() -> dict[str, Any]:
+def sound(rng: np.random.Generator) -> dict[str, Any]:
     return {"x": rng.standard_normal((7, 3, 5)).astype(np.float32)}
 
 
 #: name -> (model, inputs, com.microsoft operators that the optimizer puts in)
-MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[], dict[str, Any]], set[str]]] = {
+MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[np.random.Generator], dict[str, Any]], set[str]]] = {
     "conv": (conv_net, image, {"FusedConv", "FusedGemm"}),
     "transformer": (transformer, text, {"FusedMatMul", "SkipLayerNormalization", "BiasGelu"}),
     "old-transformer": (
@@ -52,8 +45,8 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[], dict[str, An
 class Samples(quant.CalibrationDataReader):  # type: ignore[misc]
     """A few random inputs to calibrate with."""
 
-    def __init__(self, inputs: Callable[[], dict[str, Any]]) -> None:
-        self.left = iter([inputs() for _ in range(4)])
+    def __init__(self, rng: np.random.Generator, inputs: Callable[[np.random.Generator], dict[str, Any]]) -> None:
+        self.left = iter([inputs(rng) for _ in range(4)])
 
     def get_next(self) -> dict[str, Any] | None:
         return next(self.left, None)
@@ -95,16 +88,16 @@ def compare(model: onnx.ModelProto, feeds: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_optimised(name: str, tmp_path: Path) -> None:
+def test_optimised(rng: np.random.Generator, name: str, tmp_path: Path) -> None:
     build, inputs, expected = MODELS[name]
     model = optimise(build(), tmp_path)
     assert contrib(model) >= expected
-    compare(model, inputs())
+    compare(model, inputs(rng))
 
 
 # Each network is a program of its own, which takes seconds to compile.
 @every_other(("name", MODELS), ("kind", ["uint8", "int8-per-channel"]), ("form", ["as-written", "optimised"]))
-def test_dynamically_quantised(name: str, kind: str, form: str, tmp_path: Path) -> None:
+def test_dynamically_quantised(rng: np.random.Generator, name: str, kind: str, form: str, tmp_path: Path) -> None:
     build, inputs, _ = MODELS[name]
     onnx.save(build(), tmp_path / "model.onnx")
     quant.quantize_dynamic(
@@ -114,17 +107,17 @@ def test_dynamically_quantised(name: str, kind: str, form: str, tmp_path: Path) 
     model = onnx.load(tmp_path / "quantised.onnx")
     if name == "lstm":
         assert "DynamicQuantizeLSTM" in contrib(model)
-    compare(optimise(model, tmp_path) if form == "optimised" else model, inputs())
+    compare(optimise(model, tmp_path) if form == "optimised" else model, inputs(rng))
 
 
 @every_other(
     ("name", ["conv", "transformer"]), ("kind", ["uint8", "int8"]), ("form", ["QDQ", "QDQ-optimised", "QOperator"])
 )
-def test_statically_quantised(name: str, kind: str, form: str, tmp_path: Path) -> None:
+def test_statically_quantised(rng: np.random.Generator, name: str, kind: str, form: str, tmp_path: Path) -> None:
     build, inputs, _ = MODELS[name]
     onnx.save(build(), tmp_path / "model.onnx")
     quant.quantize_static(
-        tmp_path / "model.onnx", tmp_path / "quantised.onnx", Samples(inputs), per_channel=kind == "uint8",
+        tmp_path / "model.onnx", tmp_path / "quantised.onnx", Samples(rng, inputs), per_channel=kind == "uint8",
         quant_format=quant.QuantFormat.QOperator if form == "QOperator" else quant.QuantFormat.QDQ,
         activation_type=quant.QuantType.QUInt8 if kind == "uint8" else quant.QuantType.QInt8,
         weight_type=quant.QuantType.QInt8,
@@ -134,4 +127,4 @@ def test_statically_quantised(name: str, kind: str, form: str, tmp_path: Path) -
         model = optimise(model, tmp_path)
     if form != "QDQ":
         assert any(op.startswith("Q") for op in contrib(model))
-    compare(model, inputs())
+    compare(model, inputs(rng))

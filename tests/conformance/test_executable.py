@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import opencl_runtime
 from conformance import interpreter
+from helpers import opencl_runtime
 from tunewright.devices.base import Device, Queue
 from tunewright.devices.executable import HostCall, Kernel, Part
 from tunewright.devices.host import HostDevice

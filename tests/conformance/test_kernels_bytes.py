@@ -19,7 +19,6 @@ from tunewright.solvers.c.convolution import conv_bytes
 from tunewright.solvers.c.source import dot
 from tunewright.testing.kernelcheck import Case, check
 
-RNG = np.random.default_rng(0)
 CONV, MATMUL, DEPTHWISE = "opencl.conv_bytes", "opencl.matmul_bytes", "opencl.conv_bytes_depthwise"
 
 
@@ -32,13 +31,13 @@ def block() -> Layout:
     return blocked(open_device("CPU").target.vector_bytes // 4)
 
 
-def integers(*shape: int, dtype: Any = np.uint8) -> np.ndarray:
+def integers(rng: np.random.Generator, *shape: int, dtype: Any = np.uint8) -> np.ndarray:
     info = np.iinfo(dtype)
-    return RNG.integers(info.min, int(info.max) + 1, shape).astype(dtype)
+    return rng.integers(info.min, int(info.max) + 1, shape).astype(dtype)
 
 
-def scales(*shape: int) -> np.ndarray:
-    return np.asarray(RNG.uniform(0.001, 0.1, shape)).astype(np.float32)
+def scales(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return np.asarray(rng.uniform(0.001, 0.1, shape)).astype(np.float32)
 
 
 #: odd sizes: channels that fill no block, few of them, borders on some sides, strides, dilations, one to three axes
@@ -52,53 +51,60 @@ CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
-def qlinear(case: Any, x_type: Any, w_type: Any, middle: bool, y_type: Any = None) -> tuple[list[np.ndarray], Any]:
+def qlinear(
+    rng: np.random.Generator, case: Any, x_type: Any, w_type: Any, middle: bool, y_type: Any = None
+) -> tuple[list[np.ndarray], Any]:
     """Inputs of a QLinearConv whose results reach both ends of their range; ``middle``: the zero points of weights."""
     x_shape, w_shape, attrs = case
     filters = w_shape[0]
-    w_zero = integers(filters, dtype=w_type)
+    w_zero = integers(rng, filters, dtype=w_type)
     if middle:
         w_zero = np.asarray(128 if w_type is np.uint8 else 0, w_type)
     y_scale = np.asarray(1.5 * np.prod(w_shape[1:]) ** 0.5, np.float32)
-    inputs = [integers(*x_shape, dtype=x_type), scales(), integers(dtype=x_type), integers(*w_shape, dtype=w_type)]
-    inputs += [scales(filters), w_zero, y_scale, integers(dtype=y_type or x_type)]
-    return [*inputs, RNG.integers(-5000, 5000, filters).astype(np.int32)], attrs
+    inputs = [
+        integers(rng, *x_shape, dtype=x_type),
+        scales(rng),
+        integers(rng, dtype=x_type),
+        integers(rng, *w_shape, dtype=w_type),
+    ]
+    inputs += [scales(rng, filters), w_zero, y_scale, integers(rng, dtype=y_type or x_type)]
+    return [*inputs, rng.integers(-5000, 5000, filters).astype(np.int32)], attrs
 
 
 CONSTANT = frozenset(range(1, 9))
 
 
 @every_other(("case", CONVS), ("x_type", [np.uint8, np.int8]))
-def test_in_blocks(case: Any, x_type: Any) -> None:
-    inputs, attrs = qlinear(case, x_type, np.int8, middle=True)
+def test_in_blocks(rng: np.random.Generator, case: Any, x_type: Any) -> None:
+    inputs, attrs = qlinear(rng, case, x_type, np.int8, middle=True)
     right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
 
 
 @pytest.mark.parametrize("case", CONVS[::2], ids=str)
-def test_in_blocks_and_copied(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_blocks_and_copied(rng: np.random.Generator, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a layer with much to multiply is: with its padding, its bytes unsigned."""
     monkeypatch.setattr(conv_bytes, "COPIED", 0)
-    inputs, attrs = qlinear(case, np.int8, np.int8, middle=True)
+    inputs, attrs = qlinear(rng, case, np.int8, np.int8, middle=True)
     right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
 
 
 @pytest.mark.parametrize("case", CONVS, ids=str)
-def test_plain_and_any_zero_point_of_weights(case: Any) -> None:
+def test_plain_and_any_zero_point_of_weights(rng: np.random.Generator, case: Any) -> None:
     """What is plain may have zero points that are known only at run time."""
-    inputs, attrs = qlinear(case, np.int8, np.uint8, middle=False)
+    inputs, attrs = qlinear(rng, case, np.int8, np.uint8, middle=False)
     right(Case("QLinearConv", inputs, attrs, constant=frozenset({3})), CONV)
     right(Case("QLinearConv", inputs[:8], attrs, constant=CONSTANT, layouts=(PLAIN, block())), CONV)
 
 
 @pytest.mark.parametrize("types", [(np.uint8, np.uint8), (np.int8, np.int8)], ids=str)
-def test_conv_integer_and_what_follows(types: tuple[Any, Any]) -> None:
+def test_conv_integer_and_what_follows(rng: np.random.Generator, types: tuple[Any, Any]) -> None:
     (x_shape, w_shape, attrs), (x_type, w_type) = CONVS[0], types
-    x, w = integers(*x_shape, dtype=x_type), integers(*w_shape, dtype=w_type)
-    inputs = [x, w, integers(dtype=x_type), integers(dtype=w_type)]
+    x, w = integers(rng, *x_shape, dtype=x_type), integers(rng, *w_shape, dtype=w_type)
+    inputs = [x, w, integers(rng, dtype=x_type), integers(rng, dtype=w_type)]
     right(Case("ConvInteger", inputs, attrs, constant=frozenset({1})), CONV)
     right(Case("ConvInteger", inputs[:2], attrs, constant=frozenset({1})), CONV)
     steps = (Fused("Cast", (~0,), {"to": 1}), Fused("Mul", (~1, 4)), Fused("Add", (~2, 5)), Fused("Relu", (~3,)))
-    more = [*inputs, scales(), RNG.standard_normal((1, 21, 9, 11)).astype(np.float32)]
+    more = [*inputs, scales(rng), rng.standard_normal((1, 21, 9, 11)).astype(np.float32)]
     for layouts in ((PLAIN, PLAIN), (PLAIN, block())):
         case = Case(
             "ConvInteger", more, attrs, constant=frozenset({1}), epilogue=steps, operands=2, layouts=layouts
@@ -139,17 +145,17 @@ DEPTHWISE_CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
 
 
 @every_other(("case", DEPTHWISE_CONVS), ("types", [(np.uint8, np.int8), (np.int8, np.uint8)]))
-def test_depthwise(case: Any, types: tuple[Any, Any]) -> None:
-    inputs, attrs = qlinear(case, *types, middle=True)
+def test_depthwise(rng: np.random.Generator, case: Any, types: tuple[Any, Any]) -> None:
+    inputs, attrs = qlinear(rng, case, *types, middle=True)
     attrs = {**attrs, "group": case[1][0]}
     right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), DEPTHWISE)
     right(Case("QLinearConv", inputs[:8], attrs, constant=CONSTANT, layouts=(block(), block())), DEPTHWISE)
 
 
-def test_depthwise_configs_and_refusals() -> None:
+def test_depthwise_configs_and_refusals(rng: np.random.Generator) -> None:
     x_shape, w_shape, attrs = DEPTHWISE_CONVS[0]
     layouts = (block(), block())
-    inputs, attrs = qlinear((x_shape, w_shape, attrs), np.uint8, np.int8, middle=True)
+    inputs, attrs = qlinear(rng, (x_shape, w_shape, attrs), np.uint8, np.int8, middle=True)
     case = Case("QLinearConv", inputs, {**attrs, "group": 19}, constant=CONSTANT, layouts=layouts)
     assert not check(case, DEPTHWISE, configs=3)
     solver = next(s for s in solvers() if s.id == DEPTHWISE)
@@ -160,13 +166,13 @@ def test_depthwise_configs_and_refusals() -> None:
     cropped = {"pads": [-1, 0, 0, 0], "group": 19}
     why = solver.why_not(Case("QLinearConv", inputs, cropped, constant=CONSTANT, layouts=layouts).problem(), target)
     assert why == "its padding is not negative"
-    odd, more = qlinear(DEPTHWISE_CONVS[0], np.uint8, np.int8, middle=False)
+    odd, more = qlinear(rng, DEPTHWISE_CONVS[0], np.uint8, np.int8, middle=False)
     case = Case("QLinearConv", odd, {**more, "group": 19}, constant=CONSTANT, layouts=layouts)
     assert "middle" in str(solver.why_not(case.problem(), target))
 
 
-def test_tiles() -> None:
-    inputs, attrs = qlinear(CONVS[0], np.int8, np.int8, middle=True)
+def test_tiles(rng: np.random.Generator) -> None:
+    inputs, attrs = qlinear(rng, CONVS[0], np.int8, np.int8, middle=True)
     assert not check(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV, configs=2)
 
 
@@ -180,38 +186,41 @@ def has_dot4() -> bool:
     ]),
     ("types", [(np.uint8, np.uint8), (np.int8, np.int8), (np.uint8, np.int8)]),
 )  # fmt: skip
-def test_matmul(shapes: tuple[Any, Any], types: tuple[Any, Any]) -> None:
+def test_matmul(rng: np.random.Generator, shapes: tuple[Any, Any], types: tuple[Any, Any]) -> None:
     if not has_dot4():
         pytest.skip("this processor has no such instruction: pairs serve it")
     (a_shape, b_shape), (a_type, b_type) = shapes, types
-    a, b, n = integers(*a_shape, dtype=a_type), integers(*b_shape, dtype=b_type), b_shape[1]
+    a, b, n = integers(rng, *a_shape, dtype=a_type), integers(rng, *b_shape, dtype=b_type), b_shape[1]
     right(
-        Case("MatMulInteger", [a, b, integers(dtype=a_type), integers(dtype=b_type)], constant=frozenset({1})), MATMUL
+        Case(
+            "MatMulInteger", [a, b, integers(rng, dtype=a_type), integers(rng, dtype=b_type)], constant=frozenset({1})
+        ),
+        MATMUL,
     )
     right(Case("MatMulInteger", [a, b], constant=frozenset({1})), MATMUL)
     inputs = [
         a,
-        scales(),
-        integers(dtype=a_type),
+        scales(rng),
+        integers(rng, dtype=a_type),
         b,
-        scales(n),
-        integers(n, dtype=b_type),
-        scales(),
-        integers(dtype=a_type),
+        scales(rng, n),
+        integers(rng, n, dtype=b_type),
+        scales(rng),
+        integers(rng, dtype=a_type),
     ]
     right(Case("QLinearMatMul", inputs, constant=frozenset({3, 5})), MATMUL)
 
 
 @pytest.mark.parametrize("way", ["pairs", "shifts"])
-def test_other_processors_compute_the_same(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processors_compute_the_same(rng: np.random.Generator, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the instruction: pairs of 16 bits where there are such, else shifts."""
     monkeypatch.setattr(dot, "has_dot4", lambda target: False)
     if way == "shifts":
         monkeypatch.setattr(dot, "MADD", "")
     for case, x_type in ((CONVS[0], np.uint8), (CONVS[2], np.int8)):
-        inputs, attrs = qlinear(case, x_type, np.int8, middle=True)
+        inputs, attrs = qlinear(rng, case, x_type, np.int8, middle=True)
         right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
-    inputs, attrs = qlinear(DEPTHWISE_CONVS[0], np.uint8, np.int8, middle=True)
+    inputs, attrs = qlinear(rng, DEPTHWISE_CONVS[0], np.uint8, np.int8, middle=True)
     attrs = {**attrs, "group": 19}
     right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), DEPTHWISE)
 
@@ -223,21 +232,21 @@ def test_a_feature_counts_for_vectors_of_its_own_width(feature: str, vector_byte
         assert not dot.has_dot4(Target("cpu", "a", feature, 2, vector_bytes=width))
 
 
-def test_blocks_need_known_zero_points() -> None:
-    inputs, attrs = qlinear(CONVS[0], np.uint8, np.uint8, middle=False)
+def test_blocks_need_known_zero_points(rng: np.random.Generator) -> None:
+    inputs, attrs = qlinear(rng, CONVS[0], np.uint8, np.uint8, middle=False)
     problem = Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())).problem()
     (solver,) = (s for s in solvers() if s.id == CONV)
     assert "in their middle" in str(solver.why_not(problem, open_device("CPU").target))
 
 
-def test_kernels_of_several_types_are_one_launch() -> None:
+def test_kernels_of_several_types_are_one_launch(rng: np.random.Generator) -> None:
     """Their texts declare names of types that differ: each is a program of its own, and one table holds them all."""
     device, kernels = open_device("CPU"), []
     if not isinstance(device, NativeDevice):
         pytest.skip("this device launches kernels one by one")
     found = {s.id: s for s in solvers()}
     for x_type, w_type in ((np.int8, np.int8), (np.uint8, np.uint8)):
-        inputs, attrs = qlinear(CONVS[0], x_type, w_type, middle=False)
+        inputs, attrs = qlinear(rng, CONVS[0], x_type, w_type, middle=False)
         problem = Case("QLinearConv", inputs, attrs, constant=CONSTANT).problem()
         for name in (CONV, "opencl.integer_conv"):
             solver = found[name]
@@ -249,8 +258,8 @@ def test_kernels_of_several_types_are_one_launch() -> None:
     assert len(entries) == len(kernels), "no two have a kernel in common"
 
 
-def test_packed_weights_keep_every_number() -> None:
-    w = integers(5, 6, 2, 3)
+def test_packed_weights_keep_every_number(rng: np.random.Generator) -> None:
+    w = integers(rng, 5, 6, 2, 3)
     packed = conv_bytes.pack(w, 8, 8)
     parts = packed[: 6 * 8 * 8].reshape(6, 2, 8, 4).transpose(2, 1, 3, 0).reshape(8, 8, 6)
     assert (

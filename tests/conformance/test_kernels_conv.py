@@ -16,21 +16,24 @@ from tunewright.solvers.c.convolution import conv_depthwise, conv_plain
 from tunewright.solvers.c.source.window import Window
 from tunewright.testing.kernelcheck import Case, check
 
-RNG = np.random.default_rng(0)
 RELU_OF_SUM = (Fused("Add", (~0, 3)), Fused("Relu", (~1,)))
 SCALE = (Fused("Mul", (~0, 3)), Fused("Sigmoid", (~1,)))
 
 
-def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(dtype)
+def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype)
 
 
-def conv(
+def conv(rng: np.random.Generator, 
     x: tuple[int, ...], w: tuple[int, ...], bias: bool = True, constant: bool = True, dtype: Any = np.float32,
     op: str = "Conv", **attrs: Any,
 ) -> Case:  # fmt: skip
     filters = w[0] if op == "Conv" else w[1] * attrs.get("group", 1)
-    inputs = [normal(*x, dtype=dtype), normal(*w, dtype=dtype), normal(filters, dtype=dtype) if bias else None]
+    inputs = [
+        normal(rng, *x, dtype=dtype),
+        normal(rng, *w, dtype=dtype),
+        normal(rng, filters, dtype=dtype) if bias else None,
+    ]
     return Case(op, inputs, attrs, constant=frozenset({1, 2} if constant else ()))
 
 
@@ -87,47 +90,47 @@ GEOMETRIES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_plain(name: str) -> None:
+def test_plain(rng: np.random.Generator, name: str) -> None:
     x, w, attrs = GEOMETRIES[name]
-    assert not some(conv(x, w, **attrs), "conv_plain", name)
+    assert not some(conv(rng, x, w, **attrs), "conv_plain", name)
 
 
 @pytest.mark.parametrize("configs", [1, pytest.param(5, marks=pytest.mark.soak)])
-def test_plain_in_many_configs(configs: int) -> None:
+def test_plain_in_many_configs(rng: np.random.Generator, configs: int) -> None:
     x, w, attrs = GEOMETRIES["3x3 asymmetric"]
-    assert not check(conv(x, w, **attrs), "opencl.conv_plain", configs=configs)
+    assert not check(conv(rng, x, w, **attrs), "opencl.conv_plain", configs=configs)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
-def test_plain_types(dtype: Any) -> None:
+def test_plain_types(rng: np.random.Generator, dtype: Any) -> None:
     x, w, attrs = GEOMETRIES["3x3 asymmetric"]
     for constant in (True, False):
-        assert not generic(conv(x, w, constant=constant, dtype=dtype, **attrs), "conv_plain")
+        assert not generic(conv(rng, x, w, constant=constant, dtype=dtype, **attrs), "conv_plain")
 
 
 @pytest.mark.parametrize("name", ["3x3", "groups of 3 and 5", "volume", "small plane"])
-def test_plain_weights_that_vary(name: str) -> None:
+def test_plain_weights_that_vary(rng: np.random.Generator, name: str) -> None:
     x, w, attrs = GEOMETRIES[name]
-    assert not generic(conv(x, w, bias=False, constant=False, **attrs), "conv_plain")
+    assert not generic(conv(rng, x, w, bias=False, constant=False, **attrs), "conv_plain")
 
 
-def test_plain_epilogues() -> None:
-    case = conv((2, 5, 9, 11), (7, 5, 3, 3), pads=(1, 1, 1, 1))
-    assert not check(fused(case, normal(*output(case)), RELU_OF_SUM), "opencl.conv_plain", configs=0)
-    assert not generic(fused(case, normal(1, 7, 1, 1), SCALE), "conv_plain")
+def test_plain_epilogues(rng: np.random.Generator) -> None:
+    case = conv(rng, (2, 5, 9, 11), (7, 5, 3, 3), pads=(1, 1, 1, 1))
+    assert not check(fused(case, normal(rng, *output(case)), RELU_OF_SUM), "opencl.conv_plain", configs=0)
+    assert not generic(fused(case, normal(rng, 1, 7, 1, 1), SCALE), "conv_plain")
     cast = (Fused("Cast", (~0,), {"to": 10}),)
     assert not generic(Case(case.op, case.inputs, case.attrs, epilogue=cast), "conv_plain")
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 5, 5), (1, 3, 5, 5)])
-def test_plain_empty(shape: tuple[int, ...]) -> None:
+def test_plain_empty(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
     filters = 0 if shape[0] else 4
-    assert not generic(conv(shape, (filters, 3, 3, 3)), "conv_plain")
+    assert not generic(conv(rng, shape, (filters, 3, 3, 3)), "conv_plain")
 
 
-def test_plain_not_finite() -> None:
+def test_plain_not_finite(rng: np.random.Generator) -> None:
     """Infinities and NaNs reach the windows that they lie in and no others."""
-    case = conv((1, 2, 8, 9), (3, 2, 3, 3), pads=(1, 1, 1, 1))
+    case = conv(rng, (1, 2, 8, 9), (3, 2, 3, 3), pads=(1, 1, 1, 1))
     x, w = case.inputs[0], case.inputs[1]
     assert x is not None and w is not None
     x[0, 1, 3, 4], x[0, 0, 0, 0] = np.inf, np.nan
@@ -135,22 +138,22 @@ def test_plain_not_finite() -> None:
 
 
 @pytest.mark.parametrize("activation", ["", "Relu", "LeakyRelu"])
-def test_fused_conv(activation: str) -> None:
+def test_fused_conv(rng: np.random.Generator, activation: str) -> None:
     attrs: dict[str, Any] = {"pads": (1, 1, 1, 1)}
     if activation:
         attrs |= {"activation": activation}
     if activation == "LeakyRelu":
         attrs |= {"activation_params": (0.3,)}
-    inputs = [normal(1, 4, 6, 7), normal(5, 4, 3, 3), normal(5), normal(1, 5, 6, 7)]
+    inputs = [normal(rng, 1, 4, 6, 7), normal(rng, 5, 4, 3, 3), normal(rng, 5), normal(rng, 1, 5, 6, 7)]
     case = Case("com.microsoft::FusedConv", inputs, attrs, constant=frozenset({1, 2}))
     assert not generic(case, "conv_plain")
     tail = (Fused("Sigmoid", (~0,)), Fused("Mul", (~0, ~1)))
     assert not generic(Case(case.op, inputs[:3], attrs, epilogue=tail), "conv_plain")
 
 
-def test_clip_in_fused_conv_is_refused_in_words() -> None:
+def test_clip_in_fused_conv_is_refused_in_words(rng: np.random.Generator) -> None:
     attrs = {"activation": "Clip", "activation_params": (0.0, 6.0)}
-    problem = Case("com.microsoft::FusedConv", [normal(1, 4, 6, 7), normal(5, 4, 3, 3)], attrs).problem()
+    problem = Case("com.microsoft::FusedConv", [normal(rng, 1, 4, 6, 7), normal(rng, 5, 4, 3, 3)], attrs).problem()
     reason = conv_plain.SOLVERS[0].why_not(problem, open_device("CPU").target)
     assert reason is not None and "Clip" in reason
 
@@ -177,27 +180,27 @@ TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
 
 
 @pytest.mark.parametrize("name", TRANSPOSED)
-def test_transposed(name: str) -> None:
+def test_transposed(rng: np.random.Generator, name: str) -> None:
     x, w, attrs = TRANSPOSED[name]
-    assert not some(conv(x, w, op="ConvTranspose", **attrs), "conv_transpose", name)
+    assert not some(conv(rng, x, w, op="ConvTranspose", **attrs), "conv_transpose", name)
 
 
-def test_transposed_in_many_configs() -> None:
+def test_transposed_in_many_configs(rng: np.random.Generator) -> None:
     x, w, attrs = TRANSPOSED["3x3 s2"]
-    assert not check(conv(x, w, op="ConvTranspose", **attrs), "opencl.conv_transpose", configs=2)
+    assert not check(conv(rng, x, w, op="ConvTranspose", **attrs), "opencl.conv_transpose", configs=2)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-def test_transposed_weights_that_vary(dtype: Any) -> None:
+def test_transposed_weights_that_vary(rng: np.random.Generator, dtype: Any) -> None:
     x, w, attrs = TRANSPOSED["groups"]
-    case = conv(x, w, op="ConvTranspose", constant=False, dtype=dtype, **attrs)
+    case = conv(rng, x, w, op="ConvTranspose", constant=False, dtype=dtype, **attrs)
     assert not generic(case, "conv_transpose")
 
 
-def test_transposed_epilogues() -> None:
-    case = conv((1, 6, 8, 9), (6, 5, 3, 3), op="ConvTranspose", strides=(2, 2))
-    assert not generic(fused(case, normal(*output(case)), RELU_OF_SUM), "conv_transpose")
-    assert not generic(fused(case, normal(1, 5, 1, 1), SCALE), "conv_transpose")
+def test_transposed_epilogues(rng: np.random.Generator) -> None:
+    case = conv(rng, (1, 6, 8, 9), (6, 5, 3, 3), op="ConvTranspose", strides=(2, 2))
+    assert not generic(fused(case, normal(rng, *output(case)), RELU_OF_SUM), "conv_transpose")
+    assert not generic(fused(case, normal(rng, 1, 5, 1, 1), SCALE), "conv_transpose")
 
 
 # -- depthwise --------------------------------------------------------------------------------------------------------
@@ -220,31 +223,31 @@ DEPTHWISE: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = 
 }
 
 
-def depthwise(name: str, bias: bool = True) -> Case:
+def depthwise(rng: np.random.Generator, name: str, bias: bool = True) -> Case:
     x, kernel, attrs = DEPTHWISE[name]
     layout = blocked(open_device("CPU").target.vector_bytes // 4)
-    case = conv(x, (x[1], 1, *kernel), bias=bias, group=x[1], **attrs)
+    case = conv(rng, x, (x[1], 1, *kernel), bias=bias, group=x[1], **attrs)
     return Case(case.op, case.inputs, case.attrs, constant=case.constant, layouts=(layout, layout))
 
 
 @pytest.mark.parametrize("name", DEPTHWISE)
-def test_depthwise(name: str) -> None:
-    assert not some(depthwise(name), "conv_depthwise", name)
+def test_depthwise(rng: np.random.Generator, name: str) -> None:
+    assert not some(depthwise(rng, name), "conv_depthwise", name)
 
 
 @pytest.mark.parametrize("configs", [1, pytest.param(5, marks=pytest.mark.soak)])
-def test_depthwise_in_many_configs(configs: int) -> None:
-    assert not check(depthwise("3x3 s2", bias=False), "opencl.conv_depthwise", configs=configs)
-    assert not check(depthwise("14 wide"), "opencl.conv_depthwise", configs=configs)
+def test_depthwise_in_many_configs(rng: np.random.Generator, configs: int) -> None:
+    assert not check(depthwise(rng, "3x3 s2", bias=False), "opencl.conv_depthwise", configs=configs)
+    assert not check(depthwise(rng, "14 wide"), "opencl.conv_depthwise", configs=configs)
 
 
-def test_depthwise_shares_texts_but_of_small_widths() -> None:
+def test_depthwise_shares_texts_but_of_small_widths(rng: np.random.Generator) -> None:
     target = open_device("CPU").target
     solver = conv_depthwise.SOLVERS[0]
 
     def text(channels: int, height: int, width: int) -> str:
         layout = blocked(target.vector_bytes // 4)
-        case = conv((1, channels, height, width), (channels, 1, 3, 3), group=channels, pads=(1, 1, 1, 1))
+        case = conv(rng, (1, channels, height, width), (channels, 1, 3, 3), group=channels, pads=(1, 1, 1, 1))
         problem = case.problem().in_layout(layout, [0])
         return solver.source(problem, solver.default(problem, target), target)
 
@@ -252,21 +255,21 @@ def test_depthwise_shares_texts_but_of_small_widths() -> None:
     assert text(16, 7, 14) == text(32, 9, 14) != text(16, 7, 28)
 
 
-def test_depthwise_epilogues() -> None:
-    case = depthwise("3x3 s2")
+def test_depthwise_epilogues(rng: np.random.Generator) -> None:
+    case = depthwise(rng, "3x3 s2")
     layout = case.layouts[0]
-    assert not generic(fused(case, normal(*output(case)), RELU_OF_SUM, layout), "conv_depthwise")
-    assert not generic(fused(case, normal(1, 19, 1, 1), SCALE, layout), "conv_depthwise")
+    assert not generic(fused(case, normal(rng, *output(case)), RELU_OF_SUM, layout), "conv_depthwise")
+    assert not generic(fused(case, normal(rng, 1, 19, 1, 1), SCALE, layout), "conv_depthwise")
 
 
-def test_depthwise_wants_blocks_of_channels() -> None:
+def test_depthwise_wants_blocks_of_channels(rng: np.random.Generator) -> None:
     target = open_device("CPU").target
     layout = blocked(target.vector_bytes // 4)
     solver = conv_depthwise.SOLVERS[0]
     few, many = layout.block // 2, 2 * layout.block
 
     def posed(channels: int, filters: int, constant: bool) -> Problem:
-        return conv((1, channels, 9, 9), (filters, 1, 3, 3), group=channels, constant=constant).problem()
+        return conv(rng, (1, channels, 9, 9), (filters, 1, 3, 3), group=channels, constant=constant).problem()
 
     assert solver.preferred(posed(many, many, True), target) == (layout, layout)
     assert solver.preferred(posed(few, few, True), target) is None
@@ -275,10 +278,10 @@ def test_depthwise_wants_blocks_of_channels() -> None:
 
 
 # -- geometry ---------------------------------------------------------------------------------------------------------
-def test_window_has_three_axes() -> None:
-    window = Window.of(conv((1, 4, 9, 8), (6, 4, 3, 3), pads=(1, 1, 0, 1), strides=(2, 1)).problem())
+def test_window_has_three_axes(rng: np.random.Generator) -> None:
+    window = Window.of(conv(rng, (1, 4, 9, 8), (6, 4, 3, 3), pads=(1, 1, 0, 1), strides=(2, 1)).problem())
     assert window.kernel == (1, 3, 3) and window.stride == (1, 2, 1) and window.head == (0, 1, 1)
     assert window.input == (1, 9, 8) and window.output == (1, 4, 8)
     assert [window.inside(axis) for axis in range(3)] == [(0, 1), (1, 4), (1, 7)]
-    pooled = Window.of(Case("GlobalAveragePool", [normal(1, 4, 9, 8)]).problem())
+    pooled = Window.of(Case("GlobalAveragePool", [normal(rng, 1, 4, 9, 8)]).problem())
     assert pooled.kernel == (1, 9, 8) and pooled.output == (1, 1, 1)

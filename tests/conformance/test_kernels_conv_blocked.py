@@ -16,21 +16,28 @@ from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Problem, solvers
 from tunewright.testing.kernelcheck import Case, check, run_one
 
-RNG = np.random.default_rng(0)
+#: draws the tables of this module, once, when it is imported; tests draw from their own (the fixture rng)
+TABLES = np.random.default_rng(0)
+SEED = 1000
 TARGET = open_device("CPU").target
 BLOCK = blocked(TARGET.vector_bytes // 4)
 SOLVER = next(s for s in solvers() if s.id == "opencl.conv_blocked")
 
 
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
-def conv(
+def conv(rng: np.random.Generator, 
     shape: tuple[int, ...], out: int, kernel: tuple[int, ...], *, plain: bool = False, bias: bool = True,
     group: int = 1, epilogue: tuple[Fused, ...] = (), operands: tuple[np.ndarray, ...] = (), **attrs: Any,
 ) -> Case:  # fmt: skip
-    inputs = [normal(*shape), normal(out, shape[1] // group, *kernel), normal(out) if bias else None, *operands]
+    inputs = [
+        normal(rng, *shape),
+        normal(rng, out, shape[1] // group, *kernel),
+        normal(rng, out) if bias else None,
+        *operands,
+    ]
     return Case(
         "Conv", inputs, {"kernel_shape": kernel, "group": group, **attrs}, constant=frozenset({1, 2}),
         epilogue=epilogue, operands=len(operands), layouts=(PLAIN if plain else BLOCK, BLOCK),
@@ -38,42 +45,43 @@ def conv(
 
 
 CASES = {
-    "pointwise": conv((1, 16, 5, 7), 24, (1, 1)),
-    "pointwise, odd channels": conv((2, 19, 3, 3), 21, (1, 1), bias=False),
-    "pointwise, strided": conv((1, 16, 7, 9), 16, (1, 1), strides=(2, 2)),
-    "one pixel": conv((1, 32, 1, 1), 40, (1, 1)),
-    "three pixels": conv((2, 24, 1, 3), 64, (1, 1)),
-    "pointwise, strided, odd channels": conv((2, 13, 9, 8), 27, (1, 1), strides=(3, 2)),
-    "pointwise, padded": conv((1, 16, 3, 4), 16, (1, 1), pads=(1, 0, 2, 1)),
-    "3x3": conv((1, 16, 9, 11), 32, (3, 3), pads=(1, 1, 1, 1)),
-    "3x3, no padding": conv((2, 8, 6, 5), 8, (3, 3)),
-    "3x3, odd everything": conv((3, 21, 7, 5), 13, (3, 3), pads=(1, 0, 2, 1), strides=(2, 1)),
-    "dilated": conv((1, 16, 11, 12), 16, (3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
-    "same upper": conv((1, 9, 8, 7), 16, (2, 3), auto_pad="SAME_UPPER", strides=(2, 2)),
-    "windows in the padding": conv((2, 10, 3, 4), 24, (3, 3), pads=(5, 4, 3, 5)),
-    "kernel over all": conv((1, 16, 4, 4), 24, (6, 6), pads=(1, 1, 1, 1)),
-    "stem": conv((1, 3, 23, 25), 20, (7, 7), plain=True, pads=(3, 3, 3, 3), strides=(2, 2)),
-    "stem, one channel, no padding": conv((2, 1, 9, 30), 16, (5, 4), plain=True),
-    "stem, padded on one side": conv((2, 3, 8, 19), 24, (2, 5), plain=True, pads=(0, 2, 3, 0), strides=(1, 2)),
-    "stem, cropped": conv((1, 2, 11, 12), 16, (3, 3), plain=True, pads=(-1, 2, -2, -3)),
-    "stem, 3D": conv((2, 1, 4, 5, 6), 16, (3, 3, 3), plain=True, pads=(1, 1, 1, 1, 1, 1)),
-    "cropped": conv((1, 8, 11, 12), 16, (3, 3), pads=(-1, 2, -2, -3)),
-    "plain, many channels": conv((1, 17, 6, 6), 16, (3, 3), plain=True, pads=(1, 1, 1, 1)),
-    "groups of blocks": conv((1, 32, 6, 7), 64, (3, 3), group=2, pads=(1, 1, 1, 1)),
-    "groups of several slabs": conv((2, 48, 5, 5), 144, (3, 3), group=3, pads=(1, 1, 1, 1)),
-    "1D": conv((2, 16, 37), 16, (5,), pads=(2, 2)),
-    "3D": conv((1, 16, 4, 5, 6), 16, (3, 2, 3), pads=(1, 0, 1, 1, 1, 1)),
-    "1 x 1 with a stride, many weights": conv((2, 515, 7, 8), 520, (1, 1), strides=(2, 3), bias=False),
-    "1D, with a stride, many weights": conv((1, 512, 9), 513, (1,), strides=(2,), epilogue=(Fused("Relu", (~0,)),)),
-    "3D, with a stride, many weights": conv((1, 512, 3, 4, 5), 512, (1, 1, 1), strides=(2, 1, 2)),
-    "relu": conv((1, 16, 6, 6), 24, (3, 3), pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),
-    "residual, relu": conv(
+    "pointwise": conv(TABLES, (1, 16, 5, 7), 24, (1, 1)),
+    "pointwise, odd channels": conv(TABLES, (2, 19, 3, 3), 21, (1, 1), bias=False),
+    "pointwise, strided": conv(TABLES, (1, 16, 7, 9), 16, (1, 1), strides=(2, 2)),
+    "one pixel": conv(TABLES, (1, 32, 1, 1), 40, (1, 1)),
+    "three pixels": conv(TABLES, (2, 24, 1, 3), 64, (1, 1)),
+    "pointwise, strided, odd channels": conv(TABLES, (2, 13, 9, 8), 27, (1, 1), strides=(3, 2)),
+    "pointwise, padded": conv(TABLES, (1, 16, 3, 4), 16, (1, 1), pads=(1, 0, 2, 1)),
+    "3x3": conv(TABLES, (1, 16, 9, 11), 32, (3, 3), pads=(1, 1, 1, 1)),
+    "3x3, no padding": conv(TABLES, (2, 8, 6, 5), 8, (3, 3)),
+    "3x3, odd everything": conv(TABLES, (3, 21, 7, 5), 13, (3, 3), pads=(1, 0, 2, 1), strides=(2, 1)),
+    "dilated": conv(TABLES, (1, 16, 11, 12), 16, (3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
+    "same upper": conv(TABLES, (1, 9, 8, 7), 16, (2, 3), auto_pad="SAME_UPPER", strides=(2, 2)),
+    "windows in the padding": conv(TABLES, (2, 10, 3, 4), 24, (3, 3), pads=(5, 4, 3, 5)),
+    "kernel over all": conv(TABLES, (1, 16, 4, 4), 24, (6, 6), pads=(1, 1, 1, 1)),
+    "stem": conv(TABLES, (1, 3, 23, 25), 20, (7, 7), plain=True, pads=(3, 3, 3, 3), strides=(2, 2)),
+    "stem, one channel, no padding": conv(TABLES, (2, 1, 9, 30), 16, (5, 4), plain=True),
+    "stem, padded on one side": conv(TABLES, (2, 3, 8, 19), 24, (2, 5), plain=True, pads=(0, 2, 3, 0), strides=(1, 2)),
+    "stem, cropped": conv(TABLES, (1, 2, 11, 12), 16, (3, 3), plain=True, pads=(-1, 2, -2, -3)),
+    "stem, 3D": conv(TABLES, (2, 1, 4, 5, 6), 16, (3, 3, 3), plain=True, pads=(1, 1, 1, 1, 1, 1)),
+    "cropped": conv(TABLES, (1, 8, 11, 12), 16, (3, 3), pads=(-1, 2, -2, -3)),
+    "plain, many channels": conv(TABLES, (1, 17, 6, 6), 16, (3, 3), plain=True, pads=(1, 1, 1, 1)),
+    "groups of blocks": conv(TABLES, (1, 32, 6, 7), 64, (3, 3), group=2, pads=(1, 1, 1, 1)),
+    "groups of several slabs": conv(TABLES, (2, 48, 5, 5), 144, (3, 3), group=3, pads=(1, 1, 1, 1)),
+    "1D": conv(TABLES, (2, 16, 37), 16, (5,), pads=(2, 2)),
+    "3D": conv(TABLES, (1, 16, 4, 5, 6), 16, (3, 2, 3), pads=(1, 0, 1, 1, 1, 1)),
+    "1 x 1 with a stride, many weights": conv(TABLES, (2, 515, 7, 8), 520, (1, 1), strides=(2, 3), bias=False),
+    "1D, with a stride, many weights": conv(TABLES, (1, 512, 9), 513, (1,), strides=(2,),
+        epilogue=(Fused("Relu", (~0,)),)),
+    "3D, with a stride, many weights": conv(TABLES, (1, 512, 3, 4, 5), 512, (1, 1, 1), strides=(2, 1, 2)),
+    "relu": conv(TABLES, (1, 16, 6, 6), 24, (3, 3), pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),
+    "residual, relu": conv(TABLES, 
         (2, 8, 5, 5), 13, (1, 1), epilogue=(Fused("Add", (~0, 3)), Fused("Relu", (~1,))),
-        operands=(normal(2, 13, 5, 5),),
+        operands=(normal(TABLES, 2, 13, 5, 5),),
     ),
-    "per channel and scalar": conv(
+    "per channel and scalar": conv(TABLES, 
         (1, 8, 5, 6), 11, (3, 3), pads=(1, 1, 1, 1), epilogue=(Fused("Mul", (~0, 3)), Fused("Add", (~1, 4))),
-        operands=(normal(11, 1, 1), normal(1)),
+        operands=(normal(TABLES, 11, 1, 1), normal(TABLES, 1)),
     ),
 }  # fmt: skip
 
@@ -99,12 +107,12 @@ def test_compiled_for_every_shape(name: str) -> None:
 RESIDUAL = (Fused("Add", (~0, 3)), Fused("Relu", (~1,)))
 #: the last tile and the last slab are not full
 RAGGED = {
-    "window": conv(
+    "window": conv(TABLES, 
         (2, 20, 7, 5), 45, (3, 3), pads=(1, 1, 1, 1), strides=(1, 2), epilogue=RESIDUAL,
-        operands=(normal(2, 45, 7, 3),),
+        operands=(normal(TABLES, 2, 45, 7, 3),),
     ),
-    "pointwise": conv((2, 20, 7, 5), 45, (1, 1), epilogue=RESIDUAL, operands=(normal(2, 45, 7, 5),)),
-    "plain": conv((2, 3, 9, 7), 45, (3, 3), plain=True, pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),
+    "pointwise": conv(TABLES, (2, 20, 7, 5), 45, (1, 1), epilogue=RESIDUAL, operands=(normal(TABLES, 2, 45, 7, 5),)),
+    "plain": conv(TABLES, (2, 3, 9, 7), 45, (3, 3), plain=True, pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),
 }  # fmt: skip
 CONFIGS = {name: list(SOLVER.space(case.problem(), TARGET)) for name, case in RAGGED.items()}
 TILED = sorted({(name, c["nb"], c["ur"]) for name, configs in CONFIGS.items() for c in configs})
@@ -123,9 +131,9 @@ def test_every_tile_is_the_reference(name: str, nb: int, ur: int) -> None:
         assert not run_one(case, problem, SOLVER, config, open_device("CPU"), want)
 
 
-def test_a_plain_input_is_not_copied_with_far_more_padding() -> None:
+def test_a_plain_input_is_not_copied_with_far_more_padding(rng: np.random.Generator) -> None:
     """A stride over it makes the result small whatever the padding."""
-    case = conv((1, 3, 8, 8), 16, (3, 3), plain=True, pads=(4096,) * 4, strides=(4096, 4096))
+    case = conv(rng, (1, 3, 8, 8), 16, (3, 3), plain=True, pads=(4096,) * 4, strides=(4096, 4096))
     assert "with its padding" in str(SOLVER.why_not(case.problem(), TARGET))
 
 

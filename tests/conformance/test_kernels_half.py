@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from launches import run_call
+from helpers.launches import run_call
 from tunewright.devices.c_device import CDevice
 from tunewright.ir.types import DType
 from tunewright.plugins.single import open_device

@@ -18,7 +18,6 @@ from tunewright.solvers.base import solvers
 from tunewright.solvers.c.product.matmul import FEW_ROWS
 from tunewright.testing.kernelcheck import Case, check
 
-RNG = np.random.default_rng(0)
 BLOCK = blocked(open_device("CPU").target.vector_bytes // 4)
 HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 HALF = pytest.mark.parametrize("half", HALVES)
@@ -27,8 +26,8 @@ FUSED = "com.microsoft::FusedMatMul"
 ODD = np.float32([65519.9, 65520, 1e6, -3e38, 6e-8, 2.98e-8, 2.99e-8, 1e-10, 2049, 2051, 257, 259, 1 + 2**-9, 0])
 
 
-def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(dtype)
+def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype)
 
 
 def cast(half: str) -> Fused:
@@ -42,10 +41,12 @@ def product(case: Case) -> list[str]:
 
 @HALF
 @pytest.mark.parametrize("rows", [1, 3, FEW_ROWS, FEW_ROWS + 1, 40])
-def test_half_weights(rows: int, half: str) -> None:
+def test_half_weights(rng: np.random.Generator, rows: int, half: str) -> None:
     """In halves for few rows, unpacked for more; sums of one block and of several, columns that fill no vector."""
     for k, n in ((33, 70), (700, 129)):
-        assert not product(Case("MatMul", [normal(rows, k), normal(k, n, dtype=HALVES[half])], constant=frozenset({1})))
+        assert not product(
+            Case("MatMul", [normal(rng, rows, k), normal(rng, k, n, dtype=HALVES[half])], constant=frozenset({1}))
+        )
 
 
 @HALF
@@ -58,30 +59,30 @@ def test_every_half_as_a_weight(half: str) -> None:
 
 
 @HALF
-def test_half_weights_in_every_form(half: str) -> None:
-    w, b = normal(70, 130, dtype=HALVES[half]), normal(70)
+def test_half_weights_in_every_form(rng: np.random.Generator, half: str) -> None:
+    w, b = normal(rng, 70, 130, dtype=HALVES[half]), normal(rng, 70)
     gemm = {"transB": 1, "alpha": 0.5, "beta": 2.0}
-    assert not product(Case("Gemm", [normal(3, 130), w, b], gemm, constant=frozenset({1, 2})))
-    assert not product(Case(FUSED, [normal(2, 2, 130), w], {"transB": 1, "alpha": 3.0}, constant=frozenset({1})))
+    assert not product(Case("Gemm", [normal(rng, 3, 130), w, b], gemm, constant=frozenset({1, 2})))
+    assert not product(Case(FUSED, [normal(rng, 2, 2, 130), w], {"transB": 1, "alpha": 3.0}, constant=frozenset({1})))
     steps = (Fused("Add", (~0, 2)), Fused("Relu", (~1,)))
     assert not product(
-        Case("MatMul", [normal(5, 130), w.T.copy(), b], constant=frozenset({1, 2}), epilogue=steps, operands=1)
+        Case("MatMul", [normal(rng, 5, 130), w.T.copy(), b], constant=frozenset({1, 2}), epilogue=steps, operands=1)
     )
 
 
 @HALF
-def test_a_product_stores_halves(half: str) -> None:
-    case = Case("MatMul", [normal(4, 64), normal(64, 50, dtype=HALVES[half])], constant=frozenset({1}),
+def test_a_product_stores_halves(rng: np.random.Generator, half: str) -> None:
+    case = Case("MatMul", [normal(rng, 4, 64), normal(rng, 64, 50, dtype=HALVES[half])], constant=frozenset({1}),
                 epilogue=(cast(half),))  # fmt: skip
     assert not product(case)
 
 
-def test_who_takes_half_weights() -> None:
+def test_who_takes_half_weights(rng: np.random.Generator) -> None:
     """They must be constant, and beside single precision."""
-    target, w = open_device("CPU").target, normal(16, 16, dtype=np.float16)
+    target, w = open_device("CPU").target, normal(rng, 16, 16, dtype=np.float16)
     cases = {
-        "constant": Case("MatMul", [normal(1, 16), w], constant=frozenset({1})),
-        "computed": Case("MatMul", [normal(1, 16), w]),
+        "constant": Case("MatMul", [normal(rng, 1, 16), w], constant=frozenset({1})),
+        "computed": Case("MatMul", [normal(rng, 1, 16), w]),
     }
     (solver,) = [s for s in solvers() if s.id == "opencl.matmul"]
     said = {name: solver.why_not(case.problem(), target) for name, case in cases.items()}
@@ -89,15 +90,17 @@ def test_who_takes_half_weights() -> None:
 
 
 # -- convolutions -----------------------------------------------------------------------------------------------------
-def conv(x: tuple[int, ...], w: tuple[int, ...], half: str, op: str = "Conv", **attrs: Any) -> Case:
+def conv(
+    rng: np.random.Generator, x: tuple[int, ...], w: tuple[int, ...], half: str, op: str = "Conv", **attrs: Any
+) -> Case:
     """With a half residual and a half result."""
     channels = w[1] if op == "ConvTranspose" else w[0]
-    inputs = [normal(*x), normal(*w), normal(channels)]
+    inputs = [normal(rng, *x), normal(rng, *w), normal(rng, channels)]
     plain = Case(op, inputs, attrs, constant=frozenset({1, 2}))
     shape = plain.problem().outputs[0].dims
     ends = Fused("Cast", (~3,), cast(half).attrs)
     steps = (Fused("Cast", (3,), {"to": 1}), Fused("Add", (~0, ~1)), Fused("Relu", (~2,)), ends)
-    residual = normal(*shape, dtype=HALVES[half])
+    residual = normal(rng, *shape, dtype=HALVES[half])
     return Case(
         op, [*inputs, residual], attrs, constant=frozenset({1, 2}), epilogue=steps, operands=1, layouts=(BLOCK, BLOCK)
     )
@@ -115,10 +118,10 @@ CONVOLUTIONS = {
 
 @HALF
 @pytest.mark.parametrize("family", CONVOLUTIONS)
-def test_convolutions_read_and_store_halves(family: str, half: str) -> None:
+def test_convolutions_read_and_store_halves(rng: np.random.Generator, family: str, half: str) -> None:
     x, w, attrs = CONVOLUTIONS[family]
     op = "ConvTranspose" if "transpose" in family else "Conv"
-    assert not check(conv(x, w, half, op, **attrs), family, configs=1)
+    assert not check(conv(rng, x, w, half, op, **attrs), family, configs=1)
 
 
 @HALF

@@ -17,13 +17,12 @@ from tunewright.solvers.base import solvers
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.testing.kernelcheck import Case, check, run_one
 
-RNG = np.random.default_rng(0)
 FUSED = "com.microsoft::FusedMatMul"
 B = frozenset({1})
 
 
-def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(dtype)
+def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype)
 
 
 def generic(case: Case, family: str = "opencl.matmul") -> str:
@@ -48,24 +47,24 @@ def solver_of(case: Case) -> str:
         (50, 17, 1), (1, 300, 300), (128, 96, 40), (0, 3, 4),
     ]),
 )  # fmt: skip
-def test_sizes(m: int, k: int, n: int, constant: frozenset[int]) -> None:
-    assert not generic(Case("MatMul", [normal(m, k), normal(k, n)], constant=constant))
+def test_sizes(rng: np.random.Generator, m: int, k: int, n: int, constant: frozenset[int]) -> None:
+    assert not generic(Case("MatMul", [normal(rng, m, k), normal(rng, k, n)], constant=constant))
 
 
 @pytest.mark.parametrize("configs", [1, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("constant", [frozenset(), B])
-def test_configs(constant: frozenset[int], configs: int) -> None:
-    case = Case("MatMul", [normal(2, 25, 700), normal(700, 67)], constant=constant)
+def test_configs(rng: np.random.Generator, constant: frozenset[int], configs: int) -> None:
+    case = Case("MatMul", [normal(rng, 2, 25, 700), normal(rng, 700, 67)], constant=constant)
     assert not check(case, "opencl.matmul", configs=configs)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 6])
-def test_uneven_rows(rows: int) -> None:
+def test_uneven_rows(rng: np.random.Generator, rows: int) -> None:
     """Tiles of one row less where rows do not come out even; sums in one block or several; fetching ahead or not."""
     device = open_device("CPU")
     solver = next(s for s in solvers() if s.id == "opencl.matmul")
     for m, k, prefetch in ((2, 20, False), (7, 300, True), (11, 20, True), (32, 300, True), (33, 257, False)):
-        inputs = [normal(m, k), normal(k, 67), normal(67)]
+        inputs = [normal(rng, m, k), normal(rng, k, 67), normal(rng, 67)]
         case = Case("MatMul", inputs, constant=frozenset({1, 2}), epilogue=(Fused("Add", (~0, 2)),), operands=1)
         problem = case.problem()
         config = {"rows": rows, "vectors": 2, "k_block": 128, "split": 2, "direct": False, "prefetch": prefetch}
@@ -74,25 +73,25 @@ def test_uneven_rows(rows: int) -> None:
         assert not run_one(case, problem, solver, config, device, want), (m, k)
 
 
-def test_gelu() -> None:
+def test_gelu(rng: np.random.Generator) -> None:
     """The epilogue of a transformer's first product."""
     epilogue = (Fused("Add", (~0, 2)), Fused("Gelu", (~1,)))
     for n in (48, 50):
-        inputs = [normal(2, 9, 40), normal(40, n), normal(n)]
+        inputs = [normal(rng, 2, 9, 40), normal(rng, 40, n), normal(rng, n)]
         assert not generic(Case("MatMul", inputs, constant=frozenset({1, 2}), epilogue=epilogue, operands=1))
 
 
 @pytest.mark.parametrize("epilogue", [(), (Fused("Add", (~0, 2)), Fused("Relu", (~1,)))])
-def test_blocked_sums(epilogue: tuple[Fused, ...]) -> None:
+def test_blocked_sums(rng: np.random.Generator, epilogue: tuple[Fused, ...]) -> None:
     """Sums so long that they are taken in blocks; the error must not grow with them."""
-    operands = [normal(9, 20)] if epilogue else []
-    case = Case("MatMul", [normal(9, 120_001), normal(120_001, 20), *operands], constant=B, epilogue=epilogue,
+    operands = [normal(rng, 9, 20)] if epilogue else []
+    case = Case("MatMul", [normal(rng, 9, 120_001), normal(rng, 120_001, 20), *operands], constant=B, epilogue=epilogue,
                 operands=len(operands))  # fmt: skip
     assert not generic(case)
 
 
-def test_blocked_sums_of_columns() -> None:
-    assert not generic(Case("Gemm", [normal(5000, 14), normal(5000, 33)], {"transA": 1}))
+def test_blocked_sums_of_columns(rng: np.random.Generator) -> None:
+    assert not generic(Case("Gemm", [normal(rng, 5000, 14), normal(rng, 5000, 33)], {"transA": 1}))
 
 
 @every_other(
@@ -104,51 +103,51 @@ def test_blocked_sums_of_columns() -> None:
         ((2, 3, 1, 5), (2, 3, 5, 20)), ((300, 2, 2), (300, 2, 2)),
     ]),
 )  # fmt: skip
-def test_broadcasts(a: tuple[int, ...], b: tuple[int, ...], constant: frozenset[int]) -> None:
-    assert not generic(Case("MatMul", [normal(*a), normal(*b)], constant=constant))
+def test_broadcasts(rng: np.random.Generator, a: tuple[int, ...], b: tuple[int, ...], constant: frozenset[int]) -> None:
+    assert not generic(Case("MatMul", [normal(rng, *a), normal(rng, *b)], constant=constant))
 
 
-def test_many_products() -> None:
+def test_many_products(rng: np.random.Generator) -> None:
     """More of them than a grid may have work-items."""
-    assert not generic(Case("MatMul", [normal(70000, 2, 2), normal(70000, 2, 3)]))
+    assert not generic(Case("MatMul", [normal(rng, 70000, 2, 2), normal(rng, 70000, 2, 3)]))
 
 
 @every_other(("trans_a", [0, 1]), ("trans_b", [0, 1]), ("c", [None, (), (1,), (19,), (1, 19), (9, 1), (9, 19)]))
-def test_gemm(trans_a: int, trans_b: int, c: tuple[int, ...] | None) -> None:
-    a, b = normal(*((21, 9) if trans_a else (9, 21))), normal(*((19, 21) if trans_b else (21, 19)))
+def test_gemm(rng: np.random.Generator, trans_a: int, trans_b: int, c: tuple[int, ...] | None) -> None:
+    a, b = normal(rng, *((21, 9) if trans_a else (9, 21))), normal(rng, *((19, 21) if trans_b else (21, 19)))
     attrs = {"transA": trans_a, "transB": trans_b, "alpha": 0.5, "beta": 2.0}
-    addend = [] if c is None else [normal(*c)]
+    addend = [] if c is None else [normal(rng, *c)]
     for constant in (frozenset[int](), frozenset({1, 2})):
         assert not generic(Case("Gemm", [a, b, *addend], attrs, constant=constant))
 
 
 @pytest.mark.parametrize("c", [(1,), (3, 1), (1, 40), (3, 40)])
-def test_gemm_few_rows(c: tuple[int, ...]) -> None:
+def test_gemm_few_rows(rng: np.random.Generator, c: tuple[int, ...]) -> None:
     attrs = {"transB": 1, "alpha": 0.5, "beta": 2.0}
-    case = Case("Gemm", [normal(3, 130), normal(40, 130), normal(*c)], attrs)
+    case = Case("Gemm", [normal(rng, 3, 130), normal(rng, 40, 130), normal(rng, *c)], attrs)
     assert not generic(case, "opencl.gemv")
     if c == (3, 40):
         assert not check(case, "opencl.gemv", configs=2)
 
 
-def test_gemm_ignores_addend() -> None:
-    a, b, c = normal(3, 4), normal(4, 5), np.full((3, 5), np.nan, np.float32)
+def test_gemm_ignores_addend(rng: np.random.Generator) -> None:
+    a, b, c = normal(rng, 3, 4), normal(rng, 4, 5), np.full((3, 5), np.nan, np.float32)
     assert not generic(Case("Gemm", [a, b, c], {"beta": 0.0}))
 
 
 @pytest.mark.parametrize("attrs", [
     {"transA": 1, "transB": 1, "alpha": 0.25}, {"transBatchA": 1, "transBatchB": 1}, {"transBatchA": 1, "transA": 1},
 ])  # fmt: skip
-def test_fused_matmul(attrs: dict[str, Any]) -> None:
+def test_fused_matmul(rng: np.random.Generator, attrs: dict[str, Any]) -> None:
     def operand(batch: int, rows: int, columns: int, name: str) -> np.ndarray:
         shape = [batch, rows, columns] if not attrs.get(f"transBatch{name}") else [rows, batch, columns]
         if attrs.get(f"trans{name}"):  # the matrix comes last whichever way the batch lies
             shape = [batch, columns, rows] if not attrs.get(f"transBatch{name}") else [columns, batch, rows]
-        return normal(*shape)
+        return normal(rng, *shape)
 
     case = Case(FUSED, [operand(3, 8, 10, "A"), operand(3, 10, 18, "B")], attrs)
     assert not generic(case)
-    assert not generic(Case(FUSED, [normal(4, 10), normal(12, 10)], {"transB": 1}), "opencl.gemv")
+    assert not generic(Case(FUSED, [normal(rng, 4, 10), normal(rng, 12, 10)], {"transB": 1}), "opencl.gemv")
 
 
 FLOATS = [np.float64, np.float16, ml_dtypes.bfloat16]
@@ -156,19 +155,19 @@ INTEGERS = [np.int32, np.uint32, np.int64, np.uint64]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_floats(dtype: Any) -> None:
+def test_floats(rng: np.random.Generator, dtype: Any) -> None:
     for constant in (frozenset[int](), B):
-        case = Case("MatMul", [normal(7, 30, dtype=dtype), normal(30, 21, dtype=dtype)], constant=constant)
+        case = Case("MatMul", [normal(rng, 7, 30, dtype=dtype), normal(rng, 30, 21, dtype=dtype)], constant=constant)
         assert not generic(case)
-    inputs = [normal(2, 50, dtype=dtype), normal(9, 50, dtype=dtype), normal(9, dtype=dtype)]
+    inputs = [normal(rng, 2, 50, dtype=dtype), normal(rng, 9, 50, dtype=dtype), normal(rng, 9, dtype=dtype)]
     assert not generic(Case("Gemm", inputs, {"transB": 1}), "opencl.gemv")
 
 
 @every_other(("dtype", INTEGERS), ("form", ["product", "addend", "column"]))
-def test_integers(dtype: Any, form: str) -> None:
+def test_integers(rng: np.random.Generator, dtype: Any, form: str) -> None:
     """Sums wrap."""
     info = np.iinfo(dtype)
-    a, b, c = (RNG.integers(info.min, info.max, s, dtype) for s in ((7, 30), (30, 21), (21,)))
+    a, b, c = (rng.integers(info.min, info.max, s, dtype) for s in ((7, 30), (30, 21), (21,)))
     with np.errstate(over="ignore"):
         if form == "product":
             assert not generic(Case("MatMul", [a, b]))
@@ -178,8 +177,8 @@ def test_integers(dtype: Any, form: str) -> None:
             assert not generic(Case("MatMul", [a, b[:, 0].copy()]), "opencl.gemv")
 
 
-def test_infinities() -> None:
-    a, b = normal(6, 20), normal(20, 40)
+def test_infinities(rng: np.random.Generator) -> None:
+    a, b = normal(rng, 6, 20), normal(rng, 20, 40)
     a[1, 3], a[2, 4], b[5, 6] = np.inf, np.nan, -np.inf
     with np.errstate(invalid="ignore"):
         for constant in (frozenset[int](), B):
@@ -187,10 +186,10 @@ def test_infinities() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 3, 20])
-def test_epilogue(m: int) -> None:
+def test_epilogue(rng: np.random.Generator, m: int) -> None:
     """A bias per column, a residual and an activation in one go."""
     epilogue = (Fused("Add", (~0, 2)), Fused("Add", (~1, 3)), Fused("Relu", (~2,)))
-    inputs = [normal(m, 24), normal(24, 37), normal(37), normal(m, 37)]
+    inputs = [normal(rng, m, 24), normal(rng, 24, 37), normal(rng, 37), normal(rng, m, 37)]
     for family in ("opencl.matmul", "opencl.gemv") if m < 5 else ("opencl.matmul",):
         constant = B if family == "opencl.matmul" else frozenset[int]()
         weights = {"transB": 1} if family == "opencl.gemv" else {}
@@ -200,56 +199,56 @@ def test_epilogue(m: int) -> None:
         assert m == 1 or not check(case, family, configs=0)
 
 
-def test_epilogue_of_column() -> None:
+def test_epilogue_of_column(rng: np.random.Generator) -> None:
     """A product with one column is turned round; what is added still finds its place."""
-    inputs = [normal(40, 24), normal(24, 1), normal(40, 1), normal(40, 1)]
+    inputs = [normal(rng, 40, 24), normal(rng, 24, 1), normal(rng, 40, 1), normal(rng, 40, 1)]
     assert not generic(Case("Gemm", inputs, epilogue=(Fused("Mul", (~0, 3)),), operands=1), "opencl.gemv")
 
 
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 32, 1), (1, 100, 7), (1, 257, 400), (2, 5000, 105), (1, 300, 4001), (1, 9000, 3)]
 )
-def test_rows_are_streamed(m: int, n: int, k: int) -> None:
+def test_rows_are_streamed(rng: np.random.Generator, m: int, n: int, k: int) -> None:
     """A matrix that lies by rows and is not constant: in strips, in parts of the sum, and whole."""
-    assert not generic(Case("MatMul", [normal(m, k), normal(k, n)]), "opencl.gemv_rows")
+    assert not generic(Case("MatMul", [normal(rng, m, k), normal(rng, k, n)]), "opencl.gemv_rows")
 
 
-def test_rows_are_streamed_with_more() -> None:
+def test_rows_are_streamed_with_more(rng: np.random.Generator) -> None:
     """In batches, transposed on the left, with an addend and an epilogue, in other configs and types."""
-    assert not generic(Case("MatMul", [normal(5, 1, 30), normal(5, 30, 70)]), "opencl.gemv_rows")
-    assert not generic(Case("MatMul", [normal(6, 1, 1, 9), normal(3, 9, 40)]), "opencl.gemv_rows")
+    assert not generic(Case("MatMul", [normal(rng, 5, 1, 30), normal(rng, 5, 30, 70)]), "opencl.gemv_rows")
+    assert not generic(Case("MatMul", [normal(rng, 6, 1, 1, 9), normal(rng, 3, 9, 40)]), "opencl.gemv_rows")
     for m, k in ((1, 50), (2, 9000)):
-        inputs = [normal(k, m), normal(k, 90), normal(90), normal(m, 90)]
+        inputs = [normal(rng, k, m), normal(rng, k, 90), normal(rng, 90), normal(rng, m, 90)]
         epilogue = (Fused("Mul", (~0, 3)), Fused("Relu", (~1,)))
         case = Case("Gemm", inputs, {"transA": 1, "alpha": 0.5}, epilogue=epilogue, operands=1)
         assert not (check(case, "opencl.gemv_rows", configs=1) if k == 50 else generic(case, "opencl.gemv_rows"))
     for dtype in (np.float64, np.float16):
-        inputs = [normal(1, 50, dtype=dtype), normal(50, 64, dtype=dtype)]
+        inputs = [normal(rng, 1, 50, dtype=dtype), normal(rng, 50, 64, dtype=dtype)]
         assert not generic(Case("MatMul", inputs), "opencl.gemv_rows")
     with np.errstate(over="ignore"):
-        a, b = (RNG.integers(-(2**31), 2**31 - 1, s, np.int32) for s in ((1, 30), (30, 40)))
+        a, b = (rng.integers(-(2**31), 2**31 - 1, s, np.int32) for s in ((1, 30), (30, 40)))
         assert not generic(Case("MatMul", [a, b]), "opencl.gemv_rows")
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 3, 70001), (2, 1, 40000), (1, 1, 200000)])
-def test_long_sums(m: int, n: int, k: int) -> None:
+def test_long_sums(rng: np.random.Generator, m: int, n: int, k: int) -> None:
     """Few results: the sum itself is split among work-items. (Sums of mixed signs would cancel to a small result, in
     which the reference's own last digits show.)"""
     for constant in (frozenset[int](), B):
-        inputs = [np.abs(normal(m, k)), np.abs(normal(n, k)), normal(n)]
+        inputs = [np.abs(normal(rng, m, k)), np.abs(normal(rng, n, k)), normal(rng, n)]
         case = Case("Gemm", inputs, {"transB": 1}, constant=constant, epilogue=(Fused("Relu", (~0,)),))
         assert solver_of(case) == "opencl.gemv"
         assert not generic(case, "opencl.gemv")
 
 
-def test_choice() -> None:
+def test_choice(rng: np.random.Generator) -> None:
     """Constant weights and many rows go through panels, few rows straight past a matrix, whichever way it lies."""
-    a, b = normal(1, 64), normal(64, 48)
+    a, b = normal(rng, 1, 64), normal(rng, 64, 48)
     assert solver_of(Case("MatMul", [a, b], constant=B)) == "opencl.matmul"
-    assert solver_of(Case("MatMul", [normal(3, 64), b])) == "opencl.matmul"
+    assert solver_of(Case("MatMul", [normal(rng, 3, 64), b])) == "opencl.matmul"
     assert solver_of(Case("MatMul", [a, b])) == "opencl.gemv_rows"
     assert solver_of(Case("Gemm", [a, b.T.copy()], {"transB": 1})) == "opencl.gemv"
-    assert solver_of(Case("MatMul", [normal(48, 64), normal(64)])) == "opencl.gemv"
+    assert solver_of(Case("MatMul", [normal(rng, 48, 64), normal(rng, 64)])) == "opencl.gemv"
 
 
 def test_a_row_that_reads_much_is_divided_among_units() -> None:

@@ -16,18 +16,19 @@ from tunewright.solvers.c.source import dot
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.testing.kernelcheck import Case, check
 
-RNG = np.random.default_rng(1)
+SEED = 1
 OP = "com.microsoft::DynamicQuantizeLSTM"
 #: with pairs of products, and where there is an instruction for it with four
 FAMILY, PAIRS, QUADS = "opencl.recurrent_", "opencl.recurrent_quantised", "opencl.recurrent_bytes"
 WEIGHTS = frozenset({1, 2, 3, 8, 9, 10, 11})
 
 
-def normal(*shape: int, scale: float = 0.4) -> np.ndarray[Any, Any]:
-    return (scale * RNG.standard_normal(shape)).astype(np.float32)
+def normal(rng: np.random.Generator, *shape: int, scale: float = 0.4) -> np.ndarray[Any, Any]:
+    return (scale * rng.standard_normal(shape)).astype(np.float32)
 
 
 def make(
+    rng: np.random.Generator,
     steps: int = 5,
     batch: int = 3,
     features: int = 5,
@@ -45,21 +46,21 @@ def make(
     limits = np.iinfo(dtype)
 
     def weights(depth: int) -> np.ndarray[Any, Any]:
-        return RNG.integers(limits.min, limits.max, (count, depth, 4 * hidden), endpoint=True).astype(dtype)
+        return rng.integers(limits.min, limits.max, (count, depth, 4 * hidden), endpoint=True).astype(dtype)
 
     def parameters(depth: int) -> list[np.ndarray[Any, Any]]:
         shape = (count, 4 * hidden) if per_column else (count,)
         middle = (int(limits.min) + int(limits.max)) // 2
-        scale = RNG.uniform(0.5, 1.0, shape) / (128 * depth**0.5)
-        return [scale.astype(np.float32), RNG.integers(middle - 9, middle + 9, shape).astype(dtype)]
+        scale = rng.uniform(0.5, 1.0, shape) / (128 * depth**0.5)
+        return [scale.astype(np.float32), rng.integers(middle - 9, middle + 9, shape).astype(dtype)]
 
     state = (count, batch, hidden)
     inputs = [
-        normal(steps, batch, features, scale=1.0), weights(features), weights(hidden),
-        normal(count, 8 * hidden) if full else None,
+        normal(rng, steps, batch, features, scale=1.0), weights(features), weights(hidden),
+        normal(rng, count, 8 * hidden) if full else None,
         None if lengths is None else np.array(lengths, np.int32),
-        normal(*state) if full else None, normal(*state) if full else None,
-        normal(count, 3 * hidden) if full else None, *parameters(features), *parameters(hidden),
+        normal(rng, *state) if full else None, normal(rng, *state) if full else None,
+        normal(rng, count, 3 * hidden) if full else None, *parameters(features), *parameters(hidden),
     ]  # fmt: skip
     return Case(OP, inputs, {"hidden_size": hidden, **attrs}, outputs, constant)
 
@@ -97,48 +98,48 @@ def agrees(case: Case) -> None:
 
 
 @every_other(("direction", ["forward", "reverse", "bidirectional"]), ("lengths", [None, [3, 5, 1], [2, 0, 4]]))
-def test_directions(direction: str, lengths: Any) -> None:
+def test_directions(rng: np.random.Generator, direction: str, lengths: Any) -> None:
     """The range of the input is that of the longest sequence, whatever stands behind its end."""
-    case = make(direction=direction, lengths=lengths)
+    case = make(rng, direction=direction, lengths=lengths)
     if lengths is not None:
         case.inputs[0][4, :, 0] = 40.0  # type: ignore[index]
     agrees(case)
 
 
 @every_other(("dtype", [np.int8, np.uint8]), ("per_column", [False, True]))
-def test_weights(dtype: Any, per_column: bool) -> None:
-    agrees(make(dtype=dtype, per_column=per_column, direction="bidirectional"))
+def test_weights(rng: np.random.Generator, dtype: Any, per_column: bool) -> None:
+    agrees(make(rng, dtype=dtype, per_column=per_column, direction="bidirectional"))
 
 
-def test_nothing_optional() -> None:
+def test_nothing_optional(rng: np.random.Generator) -> None:
     """Weights come at run time, too."""
-    agrees(make(full=False, constant=frozenset(), outputs=1))
-    agrees(make(full=False, constant=frozenset(), outputs=2, direction="bidirectional", dtype=np.uint8))
+    agrees(make(rng, full=False, constant=frozenset(), outputs=1))
+    agrees(make(rng, full=False, constant=frozenset(), outputs=2, direction="bidirectional", dtype=np.uint8))
 
 
 @pytest.mark.parametrize(("batch", "configs"), [(5, 1), *(pytest.param(b, 2, marks=pytest.mark.soak) for b in (1, 5))])
-def test_configs(batch: int, configs: int) -> None:
+def test_configs(rng: np.random.Generator, batch: int, configs: int) -> None:
     """Generic and specialised, with tiles of other sizes."""
-    case = make(batch=batch, hidden=40, lengths=[5, 2, 4, 0, 3][:batch], direction="bidirectional")
+    case = make(rng, batch=batch, hidden=40, lengths=[5, 2, 4, 0, 3][:batch], direction="bidirectional")
     assert not check(settled(case), FAMILY, configs=configs)
 
 
 @every_other(("hidden", [1, 33, 70]), ("batch", [1, 2, 9]))
-def test_sizes(hidden: int, batch: int) -> None:
-    agrees(make(steps=3, batch=batch, features=hidden + 2, hidden=hidden))
+def test_sizes(rng: np.random.Generator, hidden: int, batch: int) -> None:
+    agrees(make(rng, steps=3, batch=batch, features=hidden + 2, hidden=hidden))
 
 
-def test_long_input() -> None:
+def test_long_input(rng: np.random.Generator) -> None:
     """Its range is found in parts, and its product is shared out; the second time up to the longest sequence."""
-    agrees(make(steps=40, batch=4, features=300, hidden=9))
-    case = make(steps=40, batch=4, features=300, hidden=9, lengths=[20, 3, 18, 7])
+    agrees(make(rng, steps=40, batch=4, features=300, hidden=9))
+    case = make(rng, steps=40, batch=4, features=300, hidden=9, lengths=[20, 3, 18, 7])
     case.inputs[0][20:] = 99.0  # type: ignore[index]
     agrees(case)
 
 
-def test_variants() -> None:
-    agrees(make(clip=0.3))
-    agrees(make(input_forget=1, clip=0.5))
+def test_variants(rng: np.random.Generator) -> None:
+    agrees(make(rng, clip=0.3))
+    agrees(make(rng, input_forget=1, clip=0.5))
 
 
 #: names, alphas, betas; parameters go in order to the functions that take one
@@ -150,30 +151,32 @@ ACTIVATIONS = [
 
 
 @pytest.mark.parametrize(("names", "alphas", "betas"), ACTIVATIONS)
-def test_activations(names: tuple[str, ...], alphas: tuple[float, ...], betas: tuple[float, ...]) -> None:
-    agrees(make(activations=names, activation_alpha=alphas, activation_beta=betas))
+def test_activations(
+    rng: np.random.Generator, names: tuple[str, ...], alphas: tuple[float, ...], betas: tuple[float, ...]
+) -> None:
+    agrees(make(rng, activations=names, activation_alpha=alphas, activation_beta=betas))
 
 
-def test_edges() -> None:
-    agrees(make(batch=0))
-    agrees(make(steps=0))
-    agrees(make(steps=1, batch=1))
-    flat = make(full=False)
+def test_edges(rng: np.random.Generator) -> None:
+    agrees(make(rng, batch=0))
+    agrees(make(rng, steps=0))
+    agrees(make(rng, steps=1, batch=1))
+    flat = make(rng, full=False)
     flat.inputs[0][:] = 0.0  # type: ignore[index]
     agrees(flat)
     for value in (np.nan, np.inf, -np.inf):
-        odd = make(batch=2)
+        odd = make(rng, batch=2)
         odd.inputs[0][1, 0, 0] = value  # type: ignore[index]
         agrees(odd)
 
 
-def test_refusals() -> None:
-    problem = make(full=False).problem()
+def test_refusals(rng: np.random.Generator) -> None:
+    problem = make(rng, full=False).problem()
     solver, quads = (next(s for s in solvers() if s.id == name) for name in (PAIRS, QUADS))
     target = open_device("CPU").target
     assert solver.why_not(problem, target) is None
     assert (quads.why_not(problem, target) is None) == dot.has_dot4(target)
-    assert quads.why_not(make(full=False, constant=frozenset()).problem(), target) is not None
+    assert quads.why_not(make(rng, full=False, constant=frozenset()).problem(), target) is not None
     unknown = replace(problem, attrs={**problem.attrs, "activations": ("Sine",) * 3})
     assert solver.why_not(unknown, target) == "no activation Sine"
     assert solver.why_not(replace(problem, attrs={"direction": "bidirectional"}), target) is not None

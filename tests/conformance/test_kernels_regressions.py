@@ -23,11 +23,9 @@ from tunewright.plugins.single import open_device
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 
-RNG = np.random.default_rng(0)
 
-
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 def model(text, version=20, **weights):
@@ -50,6 +48,7 @@ def differences(mine, want):
 @pytest.fixture(scope="module")
 def residual():
     """Convolutions in the blocked layout with a residual, a concatenation, a slice, and most values as outputs."""
+    weights = np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype(np.float32) * np.float32(0.1)
     made = model(
         """net (float[N,16,H,W] x) => (float[?,?,?,?] a, float[?,?,?,?] s, float[?,?,?,?] d, float[?,?,?,?] v,
                                         float[?,?,?,?] cut, float[?,?,?,?] wide, float[?,?,?] flat) {
@@ -63,21 +62,21 @@ def residual():
             wide = Concat <axis = 1> (a, cut, d)
             flat = Reshape(d, shape)
         }""",
-        w=normal(16, 16, 3, 3) * np.float32(0.1), eight=[8], sixteen=[16], one=[1], shape=[0, 16, -1],
+        w=weights, eight=[8], sixteen=[16], one=[1], shape=[0, 16, -1],
     )  # fmt: skip
     return pair(made)
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 6, 6), (3, 16, 5, 9), (2, 16, 1, 1), (0, 16, 4, 4)])
-def test_values_in_several_layouts_that_are_results_too(residual, shape):
+def test_values_in_several_layouts_that_are_results_too(rng, residual, shape):
     mine, host = residual
-    x = normal(*shape)
+    x = normal(rng, *shape)
     assert not differences(mine({"x": x}), host({"x": x}))
 
 
-def test_results_are_the_callers_alone(residual):
+def test_results_are_the_callers_alone(rng, residual):
     mine, _ = residual
-    x = normal(1, 16, 6, 6)
+    x = normal(rng, 1, 16, 6, 6)
     first = mine({"x": x})
     kept = {name: y.copy() for name, y in first.items()}
     names = list(first)
@@ -86,13 +85,13 @@ def test_results_are_the_callers_alone(residual):
     for y in first.values():
         y[...] = 7
     second = mine({"x": x})
-    mine({"x": normal(1, 16, 6, 6)})
+    mine({"x": normal(rng, 1, 16, 6, 6)})
     assert all(np.array_equal(kept[name], second[name]) for name in kept)
 
 
-def test_arrays_of_every_kind_as_inputs(residual):
+def test_arrays_of_every_kind_as_inputs(rng, residual):
     mine, host = residual
-    x = normal(2, 16, 5, 9)
+    x = normal(rng, 2, 16, 5, 9)
     want = host({"x": x})
     locked = x.copy()
     locked.flags.writeable = False
@@ -106,7 +105,7 @@ def test_arrays_of_every_kind_as_inputs(residual):
     assert np.array_equal(locked, x)
 
 
-def test_a_host_result_of_unknown_shape_feeds_kernels():
+def test_a_host_result_of_unknown_shape_feeds_kernels(rng):
     made = model(
         """net (float[A,B] x, bool[B] keep) => (float[?,?] y, int64[?,?] at) {
             some = Compress <axis = 1> (x, keep)
@@ -119,7 +118,7 @@ def test_a_host_result_of_unknown_shape_feeds_kernels():
     mine = tunewright.Core().compile_model(made, "CPU")
     host = tunewright.Core().compile_model(made, "CPU.HOST")
     for rows, columns in ((3, 5), (7, 4), (1, 1)):
-        feed = {"x": np.round(normal(rows, columns)), "keep": np.arange(columns) % 2 == 0}
+        feed = {"x": np.round(normal(rng, rows, columns)), "keep": np.arange(columns) % 2 == 0}
         assert not differences(mine(feed), host(feed))
 
 
@@ -127,7 +126,7 @@ def test_a_host_result_of_unknown_shape_feeds_kernels():
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers")
-def test_a_request_that_was_interrupted_can_be_used_again():
+def test_a_request_that_was_interrupted_can_be_used_again(rng):
     """No kernel is left running, and no argument half set: several of these share one kernel object."""
     made = model(
         """net (float[N,64] x) => (float[?,?] y) {
@@ -139,11 +138,11 @@ def test_a_request_that_was_interrupted_can_be_used_again():
             f = Tanh(e)
             y = MatMul(f, v)
         }""",
-        w=normal(64, 96) / 8, v=normal(96, 64) / 8,
+        w=normal(rng, 64, 96) / 8, v=normal(rng, 96, 64) / 8,
     )  # fmt: skip
     mine, host = pair(made)
     request = mine.create_infer_request()
-    x = normal(60, 64)
+    x = normal(rng, 60, 64)
     want = host({"x": x})
 
     def stop(*_):
@@ -153,7 +152,7 @@ def test_a_request_that_was_interrupted_can_be_used_again():
     try:
         request.infer({"x": x})
         interrupted = 0
-        for delay in RNG.uniform(2e-5, 1e-3, 100):
+        for delay in rng.uniform(2e-5, 1e-3, 100):
             try:
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 request.infer({"x": x})
@@ -175,7 +174,7 @@ def test_a_request_that_was_interrupted_can_be_used_again():
 
 def _in_a_fork(results, compiled, made):
     signal.alarm(60)
-    x = normal(1 << 20)  # enough to be shared among threads
+    x = np.random.default_rng(2).standard_normal(1 << 20).astype(np.float32)  # enough to be shared among threads
     for use in (lambda: compiled, lambda: tunewright.Core().compile_model(made, "CPU")):
         results.put(bool(np.array_equal(use()({"x": x})["y"], np.maximum(x, 0))))
     other = model("net (float[N] x) => (float[N] y) { y = Neg(x) }")  # a kernel that nobody has loaded
@@ -184,13 +183,13 @@ def _in_a_fork(results, compiled, made):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fork_works_and_does_not_hang():
+def test_a_fork_works_and_does_not_hang(rng):
     """As servers fork workers that share a model, in the midst of what other threads do."""
     if open_device("CPU").family == "opencl":  # told in test_opencl_device.py
         pytest.skip("the threads of OpenCL's runtimes stay where they were")
     made = model("net (float[N] x) => (float[N] y) { y = Relu(x) }")
     compiled = tunewright.Core().compile_model(made, "CPU")
-    compiled({"x": normal(1 << 20)})
+    compiled({"x": normal(rng, 1 << 20)})
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     child = context.Process(target=_in_a_fork, args=(results, compiled, made))
@@ -204,17 +203,17 @@ def test_a_fork_works_and_does_not_hang():
 
 
 @needs_results
-def test_many_threads_with_many_shapes(residual):
+def test_many_threads_with_many_shapes(rng, residual):
     mine, host = residual
-    cases = [normal(n, 16, h, w) for n, h, w in ((1, 8, 8), (2, 5, 7), (3, 3, 11))]
+    cases = [normal(rng, n, 16, h, w) for n, h, w in ((1, 8, 8), (2, 5, 7), (3, 3, 11))]
     wanted = [host({"x": x}) for x in cases]
     failures: list[str] = []
 
     def work(seed):
-        rng = np.random.default_rng(seed)
+        generator = np.random.default_rng(seed)
         try:
             for _ in range(20):
-                i = int(rng.integers(len(cases)))
+                i = int(generator.integers(len(cases)))
                 failures.extend(differences(mine({"x": cases[i]}), wanted[i]))
         except Exception as error:
             failures.append(repr(error))
@@ -229,7 +228,7 @@ def test_many_threads_with_many_shapes(residual):
     assert not failures
 
 
-def test_new_shapes_do_not_add_up_in_memory():
+def test_new_shapes_do_not_add_up_in_memory(rng):
     status = Path("/proc/self/statm")
     if not status.exists():
         pytest.skip("the system does not tell how much memory a process has")
@@ -239,7 +238,7 @@ def test_new_shapes_do_not_add_up_in_memory():
             b = Relu(a)
             y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (b)
         }""",
-        w=normal(32, 8, 3, 3),
+        w=normal(rng, 32, 8, 3, 3),
     )
     compiled = tunewright.Core().compile_model(made, "CPU", {"PLAN_CACHE_SIZE": 4})
 

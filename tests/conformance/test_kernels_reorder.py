@@ -18,7 +18,6 @@ from tunewright.solvers.base import Problem, solvers
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.testing.kernelcheck import Case, check, run_one
 
-RNG = np.random.default_rng(0)
 DTYPES = [np.float32, np.float16, np.int8]
 BLOCK = blocked(8)
 WIDE = blocked(16)
@@ -27,8 +26,8 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def array(*shape: int, dtype: type = np.float32) -> np.ndarray:
-    return RNG.integers(-100, 100, shape).astype(dtype)
+def array(rng: np.random.Generator, *shape: int, dtype: type = np.float32) -> np.ndarray:
+    return rng.integers(-100, 100, shape).astype(dtype)
 
 
 def case(x: np.ndarray, source: Layout, target: Layout) -> Case:
@@ -51,40 +50,40 @@ def generic(case: Case) -> None:
     [(PLAIN, BLOCK), (BLOCK, PLAIN), (PLAIN, NHWC), (NHWC, PLAIN), (NHWC, BLOCK), (BLOCK, NHWC)],
     ids=str,
 )
-def test_layouts(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
+def test_layouts(rng: np.random.Generator, source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
     if shape == (2, 19, 7, 9):
-        assert not check(case(array(*shape), source, target), "opencl.reorder")
-    generic(case(array(*shape), source, target))
+        assert not check(case(array(rng, *shape), source, target), "opencl.reorder")
+    generic(case(array(rng, *shape), source, target))
 
 
 @every_other(
     ("dtype", [np.float16, ml_dtypes.bfloat16, np.int8, np.bool_, np.float64, np.int64]),
     ("source, target", [(PLAIN, BLOCK), (BLOCK, PLAIN), (PLAIN, NHWC)]),
 )  # fmt: skip
-def test_dtypes(source: Layout, target: Layout, dtype: type) -> None:
+def test_dtypes(rng: np.random.Generator, source: Layout, target: Layout, dtype: type) -> None:
     for shape in ((2, 19, 7, 9), (1, 33, 4, 5)):
-        generic(case(array(*shape, dtype=dtype), source, target))
+        generic(case(array(rng, *shape, dtype=dtype), source, target))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_blocks_of_sixteen(dtype: type) -> None:
-    x = array(2, 37, 9, 5, dtype=dtype)
+def test_blocks_of_sixteen(rng: np.random.Generator, dtype: type) -> None:
+    x = array(rng, 2, 37, 9, 5, dtype=dtype)
     generic(case(x, PLAIN, WIDE))
     generic(case(x, WIDE, PLAIN))
 
 
-def test_large() -> None:
+def test_large(rng: np.random.Generator) -> None:
     """Several work-items, whose stretches of pixels meet inside a channel."""
-    x = array(1, 20, 129, 127)
+    x = array(rng, 1, 20, 129, 127)
     for source, target in ((PLAIN, BLOCK), (BLOCK, PLAIN), (PLAIN, NHWC), (NHWC, PLAIN)):
         generic(case(x, source, target))
 
 
 @pytest.mark.parametrize("source", [PLAIN, NHWC], ids=str)
-def test_a_last_block_is_filled_with_zeros(source: Layout) -> None:
+def test_a_last_block_is_filled_with_zeros(rng: np.random.Generator, source: Layout) -> None:
     device = open_device("CPU")
     for pixels in ((3, 5), (1, 2)):
-        x = array(2, 11, *pixels)
+        x = array(rng, 2, 11, *pixels)
         given = TensorType(DType.FLOAT32, x.shape, source)
         wanted = TensorType(DType.FLOAT32, x.shape, BLOCK)
         problem = Problem(REORDER, (given,), (wanted,), {"layout": str(BLOCK)}, constant=(False,))
@@ -99,7 +98,7 @@ def test_a_last_block_is_filled_with_zeros(source: Layout) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_network_between_reorders(batch: int) -> None:
+def test_network_between_reorders(rng: np.random.Generator, batch: int) -> None:
     """Concat, Slice and Pad between convolutions, in place and not: they work in the layout of the convolutions."""
     constants: list[onnx.TensorProto] = []
 
@@ -108,7 +107,7 @@ def test_network_between_reorders(batch: int) -> None:
         return constants[-1].name
 
     def weight(*shape: int) -> str:
-        return constant(RNG.standard_normal(shape).astype(np.float32) / np.float32(np.sqrt(np.prod(shape[1:]))))
+        return constant(rng.standard_normal(shape).astype(np.float32) / np.float32(np.sqrt(np.prod(shape[1:]))))
 
     def ints(*values: int) -> str:
         return constant(np.array(values, np.int64))
@@ -127,7 +126,7 @@ def test_network_between_reorders(batch: int) -> None:
         node("Conv", ["rows", weight(8, 21, 3, 3)], ["y"]),
     ]
     outputs = [helper.make_tensor_value_info(name, 1, None) for name in ("joined", "padded", "rows", "y")]
-    x = RNG.standard_normal((batch, 3, 12, 11)).astype(np.float32)
+    x = rng.standard_normal((batch, 3, 12, 11)).astype(np.float32)
     inputs = [helper.make_tensor_value_info("x", 1, x.shape)]
     model = helper.make_model(
         helper.make_graph(nodes, "blocked", inputs, outputs, constants), opset_imports=[helper.make_opsetid("", 18)]

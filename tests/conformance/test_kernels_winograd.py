@@ -26,7 +26,9 @@ from tunewright.solvers.c.source.emit import EmittedLaunch
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.testing.kernelcheck import Case, check, run_one
 
-RNG = np.random.default_rng(0)
+#: draws the tables of this module, once, when it is imported; tests draw from their own (the fixture rng)
+TABLES = np.random.default_rng(0)
+SEED = 1000
 DEVICE = open_device("CPU")
 TARGET = DEVICE.target
 BLOCK = blocked(TARGET.vector_bytes // 4)
@@ -45,25 +47,25 @@ def config(problem: Problem, tile: int, form: str, **more: int) -> Config:
     return found
 
 
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
-def conv(
+def conv(rng: np.random.Generator, 
     shape: tuple[int, ...], out: int, pads: tuple[int, ...] = (1, 1, 1, 1), *, bias: bool = True,
     epilogue: tuple[Fused, ...] = (), operands: tuple[np.ndarray, ...] = (), **attrs: Any,
 ) -> Case:  # fmt: skip
-    inputs = [normal(*shape), normal(out, shape[1], 3, 3), normal(out) if bias else None, *operands]
+    inputs = [normal(rng, *shape), normal(rng, out, shape[1], 3, 3), normal(rng, out) if bias else None, *operands]
     return Case(
         "Conv", inputs, {"kernel_shape": (3, 3), "pads": pads, **attrs}, constant=frozenset({1, 2}),
         epilogue=epilogue, operands=len(operands), layouts=(BLOCK, BLOCK),
     )  # fmt: skip
 
 
-def test_units_keep_their_memory() -> None:
+def test_units_keep_their_memory(rng: np.random.Generator) -> None:
     """A unit has one work-item of the fused form, and finds its memory in its own cache (records of what ships say
     four). The other form has no memory to keep."""
-    problem = conv((1, 16, 55, 55), 64).problem()
+    problem = conv(rng, (1, 16, 55, 55), 64).problem()
     items = [WinogradSizes.of(problem, config(problem, 4, form), TARGET).items for form in ("fused", "split")]
     assert items[0] == TARGET.units < items[1]
 
@@ -86,30 +88,31 @@ def failures(case: Case, configs: list[tuple[int, str]], **more: int) -> list[st
 
 
 CASES = {
-    "one block": conv((1, 8, 8, 8), 8),
-    "no bias": conv((1, 16, 9, 11), 32, bias=False),
-    "no padding": conv((1, 16, 10, 7), 24, (0, 0, 0, 0)),
-    "asymmetric padding": conv((1, 16, 7, 9), 16, (2, 0, 1, 3)),
-    "one side": conv((1, 16, 7, 9), 16, (0, 2, 0, 0)),
-    "more padding than window": conv((1, 8, 3, 2), 8, (4, 5, 6, 3)),
-    "same upper": replace(conv((1, 8, 6, 7), 16), attrs={"kernel_shape": (3, 3), "auto_pad": "SAME_UPPER"}),
-    "ragged channels": conv((1, 21, 9, 10), 13),
-    "few channels": conv((1, 3, 6, 6), 5),
-    "one channel": conv((1, 1, 5, 5), 1),
-    "last slab not full": conv((1, 40, 6, 6), 72),
-    "batch": conv((3, 19, 7, 5), 20),
-    "one pixel": conv((2, 9, 1, 1), 16),
-    "one row": conv((1, 16, 1, 30), 16),
-    "one column": conv((1, 16, 30, 1), 16),
-    "deep": conv((1, 130, 5, 6), 24),
-    "relu": conv((1, 16, 6, 6), 24, epilogue=(Fused("Relu", (~0,)),)),
-    "silu": conv((1, 16, 6, 7), 17, epilogue=(Fused("Sigmoid", (~0,)), Fused("Mul", (~0, ~1)))),
-    "residual, relu": conv(
-        (2, 8, 5, 7), 13, epilogue=(Fused("Add", (~0, 3)), Fused("Relu", (~1,))), operands=(normal(2, 13, 5, 7),)
+    "one block": conv(TABLES, (1, 8, 8, 8), 8),
+    "no bias": conv(TABLES, (1, 16, 9, 11), 32, bias=False),
+    "no padding": conv(TABLES, (1, 16, 10, 7), 24, (0, 0, 0, 0)),
+    "asymmetric padding": conv(TABLES, (1, 16, 7, 9), 16, (2, 0, 1, 3)),
+    "one side": conv(TABLES, (1, 16, 7, 9), 16, (0, 2, 0, 0)),
+    "more padding than window": conv(TABLES, (1, 8, 3, 2), 8, (4, 5, 6, 3)),
+    "same upper": replace(conv(TABLES, (1, 8, 6, 7), 16), attrs={"kernel_shape": (3, 3), "auto_pad": "SAME_UPPER"}),
+    "ragged channels": conv(TABLES, (1, 21, 9, 10), 13),
+    "few channels": conv(TABLES, (1, 3, 6, 6), 5),
+    "one channel": conv(TABLES, (1, 1, 5, 5), 1),
+    "last slab not full": conv(TABLES, (1, 40, 6, 6), 72),
+    "batch": conv(TABLES, (3, 19, 7, 5), 20),
+    "one pixel": conv(TABLES, (2, 9, 1, 1), 16),
+    "one row": conv(TABLES, (1, 16, 1, 30), 16),
+    "one column": conv(TABLES, (1, 16, 30, 1), 16),
+    "deep": conv(TABLES, (1, 130, 5, 6), 24),
+    "relu": conv(TABLES, (1, 16, 6, 6), 24, epilogue=(Fused("Relu", (~0,)),)),
+    "silu": conv(TABLES, (1, 16, 6, 7), 17, epilogue=(Fused("Sigmoid", (~0,)), Fused("Mul", (~0, ~1)))),
+    "residual, relu": conv(TABLES, 
+        (2, 8, 5, 7), 13, epilogue=(Fused("Add", (~0, 3)), Fused("Relu", (~1,))),
+        operands=(normal(TABLES, 2, 13, 5, 7),)
     ),
-    "per channel and scalar": conv(
+    "per channel and scalar": conv(TABLES, 
         (1, 8, 5, 6), 11, epilogue=(Fused("Mul", (~0, 3)), Fused("Add", (~1, 4))),
-        operands=(normal(11, 1, 1), normal(1)),
+        operands=(normal(TABLES, 11, 1, 1), normal(TABLES, 1)),
     ),
 }  # fmt: skip
 
@@ -125,9 +128,9 @@ def test_epilogues(name: str) -> None:
 
 
 @pytest.mark.parametrize("height", range(1, 18))
-def test_every_size_and_its_edges(height: int) -> None:
+def test_every_size_and_its_edges(rng: np.random.Generator, height: int) -> None:
     """Tiles at the right and at the bottom are cut off in every way."""
-    case = conv((1, 8, height, 18 - height), 8, bias=False)
+    case = conv(rng, (1, 8, height, 18 - height), 8, bias=False)
     assert not failures(case, FORMS)
 
 
@@ -152,8 +155,8 @@ def test_other_configs() -> None:
 
 
 @pytest.mark.soak
-def test_every_config() -> None:
-    case = conv((2, 19, 15, 13), 70, epilogue=(Fused("Relu", (~0,)),))
+def test_every_config(rng: np.random.Generator) -> None:
+    case = conv(rng, (2, 19, 15, 13), 70, epilogue=(Fused("Relu", (~0,)),))
     problem, right = case.problem(), wanted(case)
     for each in solver().space(problem, TARGET):
         assert not run_one(case, problem, solver(), each, DEVICE, right), each
@@ -161,8 +164,8 @@ def test_every_config() -> None:
 
 @pytest.mark.parametrize("channels", [8, 64, 256])
 @pytest.mark.parametrize("tile", [2, 4])
-def test_the_judge_of_candidates_accepts_it(tile: int, channels: int) -> None:
-    problem = conv((1, channels, 12, 12), 16).problem()
+def test_the_judge_of_candidates_accepts_it(rng: np.random.Generator, tile: int, channels: int) -> None:
+    problem = conv(rng, (1, channels, 12, 12), 16).problem()
     kernel = solver().compile(problem, config(problem, tile, "fused"), DEVICE)
     verdict = Judge(problem, DEVICE).check(kernel, DEVICE.queue())
     assert not verdict.wrong
@@ -254,9 +257,9 @@ def error(problem: Problem, given: list[Any], id: str, config: Config) -> float:
 
 
 @pytest.mark.parametrize("channels", [16, 128])
-def test_how_exact_it_is(channels: int) -> None:
+def test_how_exact_it_is(rng: np.random.Generator, channels: int) -> None:
     """F(2, 3) is better than direct summation, so it is not called inexact; F(4, 3) is at most three times worse."""
-    case = conv((1, channels, 16, 16), 16, bias=False)
+    case = conv(rng, (1, channels, 16, 16), 16, bias=False)
     problem, given = case.problem(), [case.inputs[0], case.inputs[1], None]
     direct = solver("opencl.conv_blocked")
     least = error(problem, given, direct.id, direct.default(problem, TARGET))
@@ -314,10 +317,10 @@ def test_larger_tiles_are_the_default_where_they_were_measured_to_win(shape: tup
 UNTUNED = pytest.mark.parametrize(
     "case",
     [
-        conv((1, 64, 41, 37), 72, epilogue=(Fused("Relu", (~0,)),)),
-        conv((2, 67, 30, 31), 24),
-        conv((1, 130, 13, 12), 130, bias=False),
-        conv((1, 48, 33, 70), 21),
+        conv(TABLES, (1, 64, 41, 37), 72, epilogue=(Fused("Relu", (~0,)),)),
+        conv(TABLES, (2, 67, 30, 31), 24),
+        conv(TABLES, (1, 130, 13, 12), 130, bias=False),
+        conv(TABLES, (1, 48, 33, 70), 21),
     ],
     ids=["relu", "three blocks", "deep", "ragged"],
 )
@@ -346,14 +349,14 @@ def test_it_is_the_default_where_it_surely_pays(case: Case) -> None:
     assert not check(case, TWO, configs=1)
 
 
-def test_where_it_is_not() -> None:
+def test_where_it_is_not(rng: np.random.Generator) -> None:
     two = solver(TWO)
     assert "too little" in str(two.why_not(layer(32, 32, 14), TARGET))
     assert "not surely faster" in str(two.why_not(layer(8, 8, 128), TARGET))
     assert "processors" in str(two.why_not(layer(64, 64, 56), replace(TARGET, device="gpu")))
     many = replace(TARGET, units=64)  # fewer tasks than units: most would wait
     assert speedup(layer(64, 64, 14), two.default(layer(64, 64, 14), many), many) < SURELY
-    open_ = conv((1, 64, 56, 56), 64).problem()
+    open_ = conv(rng, (1, 64, 56, 56), 64).problem()
     x = replace(open_.inputs[0], shape=(1, 64, None, None))  # type: ignore[type-var]
     assert "not known" in str(two.why_not(replace(open_, inputs=(x, *open_.inputs[1:])), TARGET))
 
@@ -379,27 +382,28 @@ def test_it_is_never_the_default() -> None:
         ("empty", {"shape": (0, 16, 8, 8)}),
     ],
 )
-def test_what_it_refuses(reason: str, change: Mapping[str, Any]) -> None:
+def test_what_it_refuses(rng: np.random.Generator, reason: str, change: Mapping[str, Any]) -> None:
     group, kernel = change.get("group", 1), change.get("kernel", (3, 3))
     attrs = {"kernel_shape": kernel, "pads": (1, 1, 1, 1), "group": group}
     attrs |= {k: v for k, v in change.items() if k in ("strides", "dilations", "pads")}
     case = Case(
-        "Conv", [normal(*change.get("shape", (1, 16, 8, 8))), normal(16, 16 // group, *kernel), normal(16)], attrs,
+        "Conv", [normal(rng, *change.get("shape", (1, 16, 8, 8))), normal(rng, 16, 16 // group, *kernel),
+            normal(rng, 16)], attrs,
         constant=change.get("constant", frozenset({1, 2})), layouts=change.get("layouts", (BLOCK, BLOCK)),
     )  # fmt: skip
     assert reason in str(solver().why_not(case.problem(), TARGET))
 
 
-def test_other_ranks_and_types_are_refused() -> None:
-    line = Case("Conv", [normal(1, 8, 9), normal(8, 8, 3)], {"kernel_shape": (3,)}, constant=frozenset({1}))
+def test_other_ranks_and_types_are_refused(rng: np.random.Generator) -> None:
+    line = Case("Conv", [normal(rng, 1, 8, 9), normal(rng, 8, 8, 3)], {"kernel_shape": (3,)}, constant=frozenset({1}))
     assert "3 x 3" in str(solver().why_not(line.problem(), TARGET))
-    half = conv((1, 8, 4, 4), 8)
+    half = conv(rng, (1, 8, 4, 4), 8)
     half = replace(half, inputs=[None if a is None else a.astype(np.float16) for a in half.inputs])
     assert "float16" in str(solver().why_not(half.problem(), TARGET))
 
 
-def test_spaces_are_small_and_scratch_memory_is_bounded() -> None:
-    small = conv((1, 16, 8, 8), 16).problem()
+def test_spaces_are_small_and_scratch_memory_is_bounded(rng: np.random.Generator) -> None:
+    small = conv(rng, (1, 16, 8, 8), 16).problem()
     assert 50 < len(list(solver().space(small, TARGET))) < 450
     x, w, y = ((1, 64, 1100, 1100), (64, 64, 3, 3), (1, 64, 1100, 1100))
     f32 = TensorType.of(np.zeros(1, np.float32))

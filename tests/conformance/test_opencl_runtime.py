@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-import opencl_runtime
 from conformance.again import HERE, KERNELS, run
+from helpers import opencl_runtime
 
 GROUPS = 4
 

@@ -15,22 +15,24 @@ import onnx
 import pytest
 from onnx import helper
 
-import opencl_runtime
+from helpers import opencl_runtime
 from tunewright import Core, ExecutionError
 from tunewright.plugins.single import open_device
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 
-RNG = np.random.default_rng(0)
+#: draws the tables of this module, once, when it is imported; tests draw from their own (the fixture rng)
+TABLES = np.random.default_rng(0)
+SEED = 1000
 I64 = np.iinfo(np.int64)
 #: far out of range; those of 64 bits look legal where only 32 are read
 FAR = (2**31 - 1, -(2**31), 2**32, 2**32 + 1, -(2**32), 2**62, I64.max, I64.min)
 OPENCL = pytest.param(opencl_runtime.NAME, marks=opencl_runtime.needs_opencl)
 
 
-def floats(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
+def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -85,100 +87,116 @@ def length(steps: int) -> dict[str, Any]:
     return {"low": 0, "high": steps, "says": f"a sequence length is out of range: {{}}, not 0 to {steps}"}
 
 
-def recurrent(op: str, gates: int, steps: int, direction: str = "forward") -> Lookup:
+def recurrent(rng: np.random.Generator, op: str, gates: int, steps: int, direction: str = "forward") -> Lookup:
     count = 2 if direction == "bidirectional" else 1
-    weights = [floats(count, gates * 5, 3), floats(count, gates * 5, 5)]
+    weights = [floats(rng, count, gates * 5, 3), floats(rng, count, gates * 5, 5)]
     lengths = np.full(7, steps)
     attrs = {"hidden_size": 5, "direction": direction}
     return Lookup(
-        op, [floats(steps, 7, 3), *weights, None, lengths], 4, **length(steps), attrs=attrs, types=(np.int32,)
+        op, [floats(rng, steps, 7, 3), *weights, None, lengths], 4, **length(steps), attrs=attrs, types=(np.int32,)
     )
 
 
-def quantised_lstm() -> Lookup:
-    weights = [RNG.integers(-9, 9, (1, 3, 20)).astype(np.int8), RNG.integers(-9, 9, (1, 5, 20)).astype(np.int8)]
+def quantised_lstm(rng: np.random.Generator) -> Lookup:
+    weights = [rng.integers(-9, 9, (1, 3, 20)).astype(np.int8), rng.integers(-9, 9, (1, 5, 20)).astype(np.int8)]
     scale = [np.full(1, 0.01, np.float32), np.zeros(1, np.int8)]
-    given = [floats(4, 7, 3), *weights, None, np.full(7, 4), None, None, None, *scale, *scale]
+    given = [floats(rng, 4, 7, 3), *weights, None, np.full(7, 4), None, None, None, *scale, *scale]
     name = "DynamicQuantizeLSTM"
     return Lookup(
         name, given, 4, **length(4), attrs={"hidden_size": 5}, domain="com.microsoft", types=(np.int32,)
     )  # fmt: skip
 
 
-def embedding(at: int, rows: int) -> Lookup:
+def embedding(rng: np.random.Generator, at: int, rows: int) -> Lookup:
     ids, segments = np.ones((2, 7), np.int32), np.ones((2, 7), np.int32)
     positions = np.tile(np.arange(7, dtype=np.int32), (2, 1))
-    given = [ids, segments, floats(11, 8), floats(9, 8), floats(2, 8), floats(8), floats(8), None, positions]
+    given = [
+        ids,
+        segments,
+        floats(rng, 11, 8),
+        floats(rng, 9, 8),
+        floats(rng, 2, 8),
+        floats(rng, 8),
+        floats(rng, 8),
+        None,
+        positions,
+    ]
     return Lookup(
         "EmbedLayerNormalization", given, at, **row(rows), outputs=2, domain="com.microsoft", types=(np.int32,)
     )  # fmt: skip
 
 
-X = floats(7, 5)
-AT = RNG.permutation(33).reshape(3, 11) % 5
+X = floats(TABLES, 7, 5)
+AT = TABLES.permutation(33).reshape(3, 11) % 5
 BOXES = np.array([[0, 0, 3, 3], [1, 1, 4, 5], [0, 2, 5, 4]], np.float32)
 TOKENS = np.tile(np.arange(5), (2, 1))
 UNPOOL = np.arange(12).reshape(1, 2, 2, 3) * 3
 LOOKUPS = {
     "Gather": Lookup("Gather", [X, AT], 1, **index(7)),
     "Gather, last axis": Lookup("Gather", [X, AT], 1, **index(5), attrs={"axis": -1}),
-    "Gather, many bytes": Lookup("Gather", [floats(4, 70000), np.zeros(3, int)], 1, **index(4)),
-    "Gather, many indices": Lookup("Gather", [floats(13), RNG.integers(-13, 13, 60001)], 1, **index(13)),
+    "Gather, many bytes": Lookup("Gather", [floats(TABLES, 4, 70000), np.zeros(3, int)], 1, **index(4)),
+    "Gather, many indices": Lookup("Gather", [floats(TABLES, 13), TABLES.integers(-13, 13, 60001)], 1, **index(13)),
     "Gather, scalar": Lookup("Gather", [X, np.array(3)], 1, **index(7)),
     "Gather, bool": Lookup("Gather", [X > 0, AT], 1, **index(7)),
     "GatherElements": Lookup("GatherElements", [X, AT[:, :5]], 1, **index(7)),
     "GatherElements, last axis": Lookup("GatherElements", [X, AT], 1, **index(5), attrs={"axis": 1}),
     "GatherElements, many": Lookup(
-        "GatherElements", [floats(3, 9), RNG.integers(-9, 9, (3, 20001))], 1, **index(9), attrs={"axis": 1}
+        "GatherElements", [floats(TABLES, 3, 9), TABLES.integers(-9, 9, (3, 20001))], 1, **index(9), attrs={"axis": 1}
     ),
-    "GatherND": Lookup("GatherND", [floats(5, 5, 3), AT[:, :2]], 1, **index(5), types=(np.int64,)),
+    "GatherND": Lookup("GatherND", [floats(TABLES, 5, 5, 3), AT[:, :2]], 1, **index(5), types=(np.int64,)),
     "GatherND, batch": Lookup(
-        "GatherND", [floats(3, 5, 2), AT[:, :1]], 1, **index(5), attrs={"batch_dims": 1}, types=(np.int64,)
+        "GatherND", [floats(TABLES, 3, 5, 2), AT[:, :1]], 1, **index(5), attrs={"batch_dims": 1}, types=(np.int64,)
     ),
-    "ScatterElements": Lookup("ScatterElements", [X, AT[:, :1], floats(3, 1)], 1, **index(7)),
+    "ScatterElements": Lookup("ScatterElements", [X, AT[:, :1], floats(TABLES, 3, 1)], 1, **index(7)),
     "ScatterElements, sum": Lookup(
-        "ScatterElements", [X, AT, floats(3, 11)], 1, **index(5), attrs={"axis": 1, "reduction": "add"}
+        "ScatterElements", [X, AT, floats(TABLES, 3, 11)], 1, **index(5), attrs={"axis": 1, "reduction": "add"}
     ),
-    "ScatterND": Lookup("ScatterND", [floats(5, 5, 3), AT[:, :2], floats(3, 3)], 1, **index(5), types=(np.int64,)),
+    "ScatterND": Lookup("ScatterND", [floats(TABLES, 5, 5, 3), AT[:, :2], floats(TABLES, 3, 3)], 1, **index(5),
+        types=(np.int64,)),
     "ScatterND, wide": Lookup(
-        "ScatterND", [floats(5, 4000), AT[0, :3, None], floats(3, 4000)], 1, **index(5), types=(np.int64,)
+        "ScatterND", [floats(TABLES, 5, 4000), AT[0, :3, None], floats(TABLES, 3, 4000)], 1, **index(5),
+            types=(np.int64,)
     ),
     "TensorScatter": Lookup(
-        "TensorScatter", [floats(3, 2, 9, 4), floats(3, 2, 2, 4), np.array([0, 3, 7])], 2, **row(8),
+        "TensorScatter", [floats(TABLES, 3, 2, 9, 4), floats(TABLES, 3, 2, 2, 4), np.array([0, 3, 7])], 2, **row(8),
         types=(np.int64,), opset=24,
     ),
     "TensorScatter, circular": Lookup(
-        "TensorScatter", [floats(3, 2, 9, 4), floats(3, 2, 2, 4), np.array([0, 3, 70])], 2, 0, I64.max,
+        "TensorScatter", [floats(TABLES, 3, 2, 9, 4), floats(TABLES, 3, 2, 2, 4), np.array([0, 3, 70])], 2, 0, I64.max,
         "an index is out of range: {} is negative", attrs={"mode": "circular"}, types=(np.int64,),
         opset=24,
     ),
     "MaxUnpool": Lookup(
-        "MaxUnpool", [floats(1, 2, 2, 3), UNPOOL], 1, **row(48), types=(np.int64,),
+        "MaxUnpool", [floats(TABLES, 1, 2, 2, 3), UNPOOL], 1, **row(48), types=(np.int64,),
         attrs={"kernel_shape": [2, 2], "strides": [2, 2]},
     ),
-    "ReverseSequence": Lookup("ReverseSequence", [floats(6, 5, 3), np.arange(5)], 1, **length(6), types=(np.int64,)),
-    "LSTM": recurrent("LSTM", 4, 6),
-    "LSTM, one step": recurrent("LSTM", 4, 1),
-    "GRU": recurrent("GRU", 3, 6, "bidirectional"),
-    "RNN": recurrent("RNN", 1, 6, "reverse"),
-    "DynamicQuantizeLSTM": quantised_lstm(),
+    "ReverseSequence": Lookup("ReverseSequence", [floats(TABLES, 6, 5, 3), np.arange(5)], 1, **length(6),
+        types=(np.int64,)),
+    "LSTM": recurrent(TABLES, "LSTM", 4, 6),
+    "LSTM, one step": recurrent(TABLES, "LSTM", 4, 1),
+    "GRU": recurrent(TABLES, "GRU", 3, 6, "bidirectional"),
+    "RNN": recurrent(TABLES, "RNN", 1, 6, "reverse"),
+    "DynamicQuantizeLSTM": quantised_lstm(TABLES),
     "RoiAlign": Lookup(
-        "RoiAlign", [floats(2, 3, 9, 9), BOXES, np.array([0, 1, 1])], 2, **row(2), types=(np.int64,),
+        "RoiAlign", [floats(TABLES, 2, 3, 9, 9), BOXES, np.array([0, 1, 1])], 2, **row(2), types=(np.int64,),
         attrs={"output_height": 2, "output_width": 2},
     ),
     "RotaryEmbedding": Lookup(
-        "RotaryEmbedding", [floats(2, 3, 5, 8), floats(9, 4), floats(9, 4), TOKENS], 3, **row(9), types=(np.int64,),
+        "RotaryEmbedding", [floats(TABLES, 2, 3, 5, 8), floats(TABLES, 9, 4), floats(TABLES, 9, 4), TOKENS], 3,
+            **row(9), types=(np.int64,),
         opset=23,
     ),
     "com.microsoft::RotaryEmbedding": Lookup(
-        "RotaryEmbedding", [floats(2, 3, 5, 8), TOKENS, floats(9, 4), floats(9, 4)], 1, **row(9),
+        "RotaryEmbedding", [floats(TABLES, 2, 3, 5, 8), TOKENS, floats(TABLES, 9, 4), floats(TABLES, 9, 4)], 1,
+            **row(9),
         domain="com.microsoft", types=(np.int64,),
     ),
-    "EmbedLayerNormalization, words": embedding(0, 11),
-    "EmbedLayerNormalization, segments": embedding(1, 2),
-    "EmbedLayerNormalization, positions": embedding(8, 9),
+    "EmbedLayerNormalization, words": embedding(TABLES, 0, 11),
+    "EmbedLayerNormalization, segments": embedding(TABLES, 1, 2),
+    "EmbedLayerNormalization, positions": embedding(TABLES, 8, 9),
     "Attention, keys": Lookup(
-        "Attention", [floats(3, 2, 4, 8), *[floats(3, 2, 7, 8)] * 2, None, None, None, np.array([7, 1, 0])], 6,
+        "Attention", [floats(TABLES, 3, 2, 4, 8), *[floats(TABLES, 3, 2, 7, 8)] * 2, None, None, None,
+            np.array([7, 1, 0])], 6,
         **length(7), types=(np.int64,), opset=24,
     ),
 }  # fmt: skip
@@ -259,11 +277,11 @@ DIVIDED = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64
 @pytest.mark.parametrize("device", ["CPU", OPENCL])
 @pytest.mark.parametrize("dtype", DIVIDED)
 @pytest.mark.parametrize("op", ["Div", "Mod", "Mod, fmod"])
-def test_division_by_zero(op: str, dtype: Any, device: str) -> None:
+def test_division_by_zero(rng: np.random.Generator, op: str, dtype: Any, device: str) -> None:
     attrs = {"fmod": 1} if "fmod" in op else {}
     for shape, other in (((7, 5), (7, 5)), ((7, 5), (5,)), ((3, 1, 5), (4, 1)), ((7, 5), ()), ((20001,), (20001,))):
-        x = RNG.integers(0, 100, shape).astype(dtype)
-        y = RNG.integers(1, 100, other).astype(dtype)
+        x = rng.integers(0, 100, shape).astype(dtype)
+        y = rng.integers(1, 100, other).astype(dtype)
         lookup = Lookup(op.partition(",")[0], [x, y], 1, 1, 99, "an integer is divided by zero", attrs)
         model = lookup.model(dtype)
         request = Core().compile_model(model, device, {"HOST_FALLBACK": "NO"}).create_infer_request()
@@ -319,9 +337,9 @@ def test_nothing_to_look_up(op: str, inputs: list[np.ndarray], device: str) -> N
 
 
 @pytest.mark.parametrize("device", ["CPU", OPENCL])
-def test_all_is_wrong(device: str) -> None:
+def test_all_is_wrong(rng: np.random.Generator, device: str) -> None:
     """Whoever comes first fills in the record, and nobody else writes to it."""
-    x, at = floats(7, 5, 3), np.zeros((50000, 2), np.int64)
+    x, at = floats(rng, 7, 5, 3), np.zeros((50000, 2), np.int64)
     at[:, 0], at[:, 1] = np.arange(50000) + 100, -np.arange(50000) - 60000
     model = Lookup("GatherND", [x, at], 1, 0, 0, "").model(np.int64)
     request = Core().compile_model(model, device, {"HOST_FALLBACK": "NO"}).create_infer_request()
@@ -332,8 +350,8 @@ def test_all_is_wrong(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", OPENCL])
-def test_a_box_that_is_too_large(device: str) -> None:
-    given = [floats(2, 3, 9, 9), np.array([[0, 0, 3, 3], [0, 0, 1e6, 1e6]], np.float32), np.array([0, 1])]
+def test_a_box_that_is_too_large(rng: np.random.Generator, device: str) -> None:
+    given = [floats(rng, 2, 3, 9, 9), np.array([[0, 0, 3, 3], [0, 0, 1e6, 1e6]], np.float32), np.array([0, 1])]
     lookup = Lookup("RoiAlign", given, 2, 0, 0, "", attrs={"output_height": 2, "output_width": 2})
     request = Core().compile_model(lookup.model(np.int64), device, {"HOST_FALLBACK": "NO"}).create_infer_request()
     host = Core().compile_model(lookup.model(np.int64), "CPU.HOST").create_infer_request()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-import fresh_device
+from helpers import fresh_device
 from tunewright.devices import kernel_cache
 from tunewright.devices.kernel_cache import KernelCache
 from tunewright.plugins.single import SingleDevice, open_device

@@ -11,14 +11,14 @@ from functools import cache
 import pytest
 
 from faults.tuning_files import TREES
+from helpers.heuristic_data import SOLVER, TARGET, conv
+from helpers.heuristic_made import heuristic, random_section
 from tunewright.errors import InputError
 from tunewright.heuristic.file import dump, parse, parse_late
 from tunewright.heuristic.trees import Heuristic, HeuristicAdvice, Listed
 from tunewright.ir.types import PLAIN
 from tunewright.search.space import Config
 from tunewright.solvers.base import Solver
-from unit.heuristic_data import SOLVER, TARGET, conv
-from unit.heuristic_made import heuristic, random_section
 
 SHORT, FULL = 600, 20_000
 ASKED = [conv(64, 64, 56), conv(96, 64, 48), conv(64, 80, 28), conv(4096, 64, 56), conv(64, 64, 56, batch=16)]

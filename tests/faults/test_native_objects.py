@@ -162,7 +162,7 @@ def test_nothing_is_left_of_programs_that_went(count: int, tmp_path: Path) -> No
 import gc, json, os, sys
 from pathlib import Path
 import numpy as np
-from launches import run_text
+from helpers.launches import run_text
 from tunewright.devices.native import programs
 from tunewright.plugins.single import open_device
 programs.MOST = 8

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from model_inputs import CASES
 
+from helpers.explained import check
 from tunewright import Core
 from tunewright.runtime.insight.explain import explain
-from unit.explained import check
 
 pytestmark = pytest.mark.soak
 TRAINED = [

@@ -345,8 +345,8 @@ class Device(ABC):
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
         """InputError unless it is a caller's memory with room for tensors of this number of bytes."""
-        raise InputError(f"{type(memory).__name__} is no memory that {self.name} can use",
-                         hint="tensors that speak DLPack are given as they are")  # fmt: skip
+        raise InputError(f"{type(memory).__name__} is not memory that {self.name} can use",
+                         hint="pass tensors that support DLPack as they are")  # fmt: skip
 
     def dlpack_device(self, memory: Any) -> tuple[int, int]:
         """Where DLPack says that an array of this device is."""

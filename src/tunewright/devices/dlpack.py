@@ -100,7 +100,7 @@ def array(value: Any, writable: bool = False) -> Array:
     tensor = _Versioned.from_address(at).tensor if versioned else _Tensor.from_address(at)
     name = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if name is None:
-        raise BufferError(f"its elements (DLPack's code {tensor.code}, {tensor.bits} bits) are none that we have")
+        raise BufferError(f"its elements (DLPack's code {tensor.code}, {tensor.bits} bits) have an unsupported type")
     dtype = DType(name).numpy
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     if not math.prod(shape):

@@ -42,8 +42,8 @@ def check(memory: Any, nbytes: int) -> None:
     import pyopencl as cl
 
     if not isinstance(memory, cl.Buffer | cl.SVMPointer):
-        raise InputError(f"{type(memory).__name__} is no Buffer or SVM of pyopencl",
-                         hint="tensors that speak DLPack are given as they are")  # fmt: skip
+        raise InputError(f"{type(memory).__name__} is not a Buffer or SVM of pyopencl",
+                         hint="pass tensors that support DLPack as they are")  # fmt: skip
     if memory.size is not None and memory.size < nbytes:
         raise InputError(f"the memory has {memory.size:,} bytes, the tensor {nbytes:,}")
 

@@ -226,14 +226,14 @@ def from_line(line: str) -> AnyRecord:
         raise _wrong("a line has the members digest and record")
     record = parse(data["record"])
     if record.digest != data["digest"]:
-        raise _wrong("the digest does not fit the content")
+        raise _wrong("the digest does not match the content")
     return record
 
 
 def from_text(text: str, digest: str) -> AnyRecord:
     """Parse stored content. Raises `InputError` if it does not match the digest."""
     if len(text) > MOST_BYTES or hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() != digest:
-        raise _wrong("the digest does not fit the content")
+        raise _wrong("the digest does not match the content")
     record = parse(_json(text))
     if record.digest != digest:
         raise _wrong("the content is not in its canonical form")

@@ -122,7 +122,7 @@ class SharedDatabase(Database, Forkable):
         with self._lock:
             self._refresh()
             found = self._present((Measurement.kind, family), self._lines.family(family))
-            what = self._trouble or f"{self._lines.bad} of its records are not as they were written"
+            what = self._trouble or f"{self._lines.bad} of its records are damaged"
             if self._trouble or self._lines.bad:
                 warn_of_damage(self.path, what, "`tunewright kb path` names the files")
             return found

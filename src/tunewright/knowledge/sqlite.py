@@ -141,7 +141,7 @@ class SqliteDatabase(Database, Forkable):
                 rows = connection.execute(query.format("digest, text"), (family,)).fetchall()
                 records = {r.digest: r for r in _records(rows) if _family(r) == family}
                 if len(records) < len(rows):
-                    what = f"{len(rows) - len(records)} of {len(rows)} records are not as they were written"
+                    what = f"{len(rows) - len(records)} of {len(rows)} records are damaged"
                     warn_of_damage(self.path, what, "`tunewright kb stats` counts them")
                 known = (self._version, tuple(records.values()))
             if len(self._known) >= MOST_FAMILIES:
@@ -189,7 +189,7 @@ class SqliteDatabase(Database, Forkable):
         for digest, text, family in rows:
             try:
                 if family != _family(_record(digest, text)):
-                    found.append(f"{FILE}, record {str(digest)[:16]}: it stands with another family")
+                    found.append(f"{FILE}, record {str(digest)[:16]}: it is stored under another family")
             except InputError as error:
                 found.append(f"{FILE}, record {str(digest)[:16]}: {error.what}")
         return found
@@ -356,7 +356,7 @@ class SqliteDatabase(Database, Forkable):
                     records.update((r.digest, r) for r in _records([(digest, text)]))
         what = f"{reason[:500]}; {len(records)} records taken over from {aside.name}"
         self._build(records.values(), [*events, Event(now(), "repaired", what)], aside)
-        LOG.warning("%s was damaged and is made anew: %s", self.path, what)
+        LOG.warning("%s was damaged and was created again: %s", self.path, what)
 
     def _build(self, records: Iterable[AnyRecord], events: Iterable[Event], aside: Path | None = None) -> None:
         """Build a new file and move it into place once it is on disk. The old file, if any, moves to ``aside``."""

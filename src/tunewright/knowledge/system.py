@@ -60,7 +60,7 @@ class SystemDatabase(Database, Forkable):
             lines = self._current()
             found = lines.family(family)
         if lines.bad:
-            what = f"{lines.bad} of its records are not as they were written"
+            what = f"{lines.bad} of its records are damaged"
             warn_of_damage(self.path, what, self.remedy)
         return found
 

@@ -100,7 +100,7 @@ class TuningFile(JsonFile):
                 if added:
                     self.replace(descriptor, _text(data))
         except RecursionError:
-            raise self.error("is nested too deeply to be written again") from None
+            raise self.error("is nested too deeply and cannot be written") from None
         except OSError as error:
             raise self.error(f"cannot be written: {error.strerror or error}") from None
         return added, skipped
@@ -169,7 +169,7 @@ def _entry(units: int, name: str, entry: Any, keys: Any) -> Measurement:
     if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str) or type(entry[1]) is not int:
         raise InputError("is not a list of a kernel's name and an index")
     if not isinstance(keys, dict) or name not in keys:
-        raise InputError("has no key beside it, so nobody can tell what it is for")
+        raise InputError("has no key, so its problem is unknown")
     solver, index = entry
     beside = keys[name]
     if not isinstance(beside, dict) or not {"digest", "record", "space"} <= beside.keys():
@@ -186,7 +186,7 @@ def _entry(units: int, name: str, entry: Any, keys: Any) -> Measurement:
     if record.key.where.units != units:
         raise InputError(f"was measured on {record.key.where.units} execution units")
     if hash_of(record.key) != name:
-        raise InputError("its hash belongs to another problem or place than its key")
+        raise InputError("its hash does not match the problem and device in its key")
     if record.key.solver != solver:
         raise InputError(f"names the kernel {short(solver)}, its key {short(record.key.solver)}")
     _check_problem(record)
@@ -197,19 +197,19 @@ def _entry(units: int, name: str, entry: Any, keys: Any) -> Measurement:
 def _check_problem(m: Measurement) -> None:
     problem = problem_json.from_json(m.problem)
     if (problem.key(), problem.family(), problem.sizes) != (m.key.problem, m.family, m.sizes):
-        raise InputError("its problem is another one than its key says")
+        raise InputError("its problem differs from the one in its key")
 
 
 def _check_space(m: Measurement, index: int, space: Any) -> None:
     if not isinstance(space, dict) or space.get("hash") != m.key.space:
-        raise InputError("its space is another one than its key says")
+        raise InputError("its space differs from the one in its key")
     params = space.get("params")
     if not isinstance(params, dict) or len(params) > MOST_PARAMETERS:
         raise InputError("its space has no parameters")
     if not all(isinstance(v, list) for v in params.values()) or sum(map(len, params.values())) > MOST_VALUES:
         raise InputError("a parameter of its space is not a list of values")
     if _canonical(Space(params).at(index)) != _canonical(m.config):
-        raise InputError("its index is that of another config")
+        raise InputError("its index belongs to another config")
 
 
 def _canonical(config: Config) -> str:
@@ -243,10 +243,10 @@ def _space(m: Measurement) -> Space:
     """Return the space that contains a measurement's config."""
     solver = next((s for s in solvers() if s.id == m.key.solver), None)
     if solver is None:
-        raise InputError(f"there is no solver {m.key.solver} here that could tell the index of its config")
+        raise InputError(f"solver {m.key.solver} is not installed, so its config has no index")
     problem, target = problem_json.from_json(m.problem), _target(m.key.where)
     if target is None:
-        raise InputError("its place is named in the way of another version")
+        raise InputError("its device is described in the format of another version")
     try:
         reason = solver.why_not(problem, target)
         space = Space({}) if reason is not None else solver.space(problem, target)

@@ -62,7 +62,7 @@ def work_of(problem: Problem) -> Work | str:
     """Return arithmetic and traffic of one execution, with the epilogue; or the reason why they cannot be computed."""
     spec = lookup(problem.op)
     if spec is None:
-        return f"nobody has counted the work of {problem.op}"
+        return f"the work of {problem.op} is not defined"
     given = [t for t in problem.inputs if t is not None]
     made = [t for t in problem.outputs if isinstance(t, TensorType)]
     if not all(isinstance(t, TensorType) and t.is_static for t in [*given, *problem.outputs]):
@@ -101,7 +101,7 @@ def _measure(device: Device) -> Ceilings:
             return _host(device)
     except (DeviceError, ExecutionError, MemoryError) as error:
         return Ceilings(why=f"measuring it failed: {error}")
-    return Ceilings(why=f"nothing measures what a device of the family {device.family} can do")
+    return Ceilings(why=f"peak and bandwidth of {device.family} devices cannot be measured")
 
 
 def best_of(run: Callable[[], object], now: Callable[[], float]) -> float:

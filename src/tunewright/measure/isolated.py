@@ -252,7 +252,7 @@ class Isolated(Measurer):
             # Other programs can also kill or delay a process, so the fault counts only if it happens again.
             again, still = self._attempt(candidate, limit, programs)
             if again.status is Status.OK and doubt is Doubt.OF_ITS_GUILT:
-                return Attempt(Status.FAILED, f"{found.why}; not so when it was tried again")
+                return Attempt(Status.FAILED, f"{found.why}; a second attempt succeeded")
             return self._unjudged(again) if still is Doubt.OF_THE_MACHINE else again
 
     def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
@@ -269,7 +269,7 @@ class Isolated(Measurer):
             try:
                 found = self._race([candidates[i] for i in staying], rounds) if staying else Race(())
             except _Spoilt as spoilt:
-                bad = Attempt(Status.FAILED, f"together with others, not alone: {spoilt.attempt.why}")
+                bad = Attempt(Status.FAILED, f"only when measured together with other candidates: {spoilt.attempt.why}")
                 found = Race(((),) * len(staying), dict.fromkeys(range(len(staying)), bad))
             rows: list[tuple[float, ...]] = [()] * len(candidates)
             for i, row in zip(staying, found.samples, strict=True):
@@ -446,7 +446,7 @@ def _objection(target: Target | None, ready: protocol.Message) -> str:
     if ready.get("kind") != "ready":
         return str(ready.get("why", ready))[:1000]
     if target is not None and ready.get("target") != repr(target):
-        return f"its device is another: {str(ready.get('target'))[:1000]}, not {target!r}"
+        return f"the worker opened another device: {str(ready.get('target'))[:1000]}, not {target!r}"
     return ""
 
 

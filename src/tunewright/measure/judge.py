@@ -158,13 +158,13 @@ class Judge:
         if self.problem.op == QUANTISED_STATE and sum(self.problem.sizes) > MOST_STATE:
             # for 2 of 12 random layers of 512 units the state differed from the reference by one step, and both were
             # right
-            return "it rounds its own state: nobody can tell a step of that from a mistake"
+            return "it rounds its own state, so a rounding step cannot be told from an error"
         most, needed = (
             free_bytes(),
             POSED * sum(t.nbytes for t in [*self.problem.inputs, *self.problem.outputs] if isinstance(t, TensorType)),
         )
         if most is not None and needed > most / 2:
-            return f"judging it takes {needed:,} bytes, of {most:,} that are free"
+            return f"checking it needs {needed:,} bytes, and {most:,} are free"
         ops = [self.problem.op, *(step.op for step in self.problem.epilogue)]
         missing = [op for op in ops if lookup(op) is None]
         if missing:

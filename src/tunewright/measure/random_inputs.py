@@ -81,7 +81,7 @@ Role: TypeAlias = Callable[[Draw], Array]
 def make(problem: Problem, rng: np.random.Generator, kind: str = "random") -> list[Array | None]:
     """Make an array for every input of a static problem. Constants that are part of the problem keep their values."""
     if problem.op in PLAIN_OP:  # the inputs would determine the size of the results, which is not known in advance
-        raise UnsupportedError(f"{problem.op} makes as many rows as its inputs say, so it is not measured by itself")
+        raise UnsupportedError(f"the result size of {problem.op} depends on input values: not measured alone")
     roles = _roles(problem)
     values = dict(problem.values)
     made: list[Array | None] = []

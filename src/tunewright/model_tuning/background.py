@@ -154,7 +154,7 @@ def _number(name: str, value: Any, least: float) -> float:
 def _duty(default: float, given: float | None) -> float:
     duty = default if given is None else _number("duty", given, 0.0)
     if not 0 < duty <= 100:
-        raise InputError(f"{duty!r} is not a part of the time, in per cent", where="duty", hint="10 is a good start")
+        raise InputError(f"a duty of {duty!r} is not a percentage", where="duty", hint="10 is a good start")
     return duty
 
 
@@ -214,7 +214,7 @@ class _Tuning(BackgroundTuning):
     def status(self) -> BackgroundStatus:
         found = self._status
         if self._pid != os.getpid():
-            return replace(found, phase="stopped", why="it is of the process that this one was forked from", helper=0)
+            return replace(found, phase="stopped", why="it belongs to the parent process of this fork", helper=0)
         if self._is_final:
             return found
         phase = "paused" if self._is_paused and found.phase != "starting" else found.phase
@@ -455,7 +455,7 @@ class _Tuning(BackgroundTuning):
             self._turns, self._turned = turns, time.monotonic()
         elif time.monotonic() > self._turned + STALE:
             model.trial, self._swap, self._own = None, None, None
-            self._update(phase="tuning", why="no requests came of the shapes that kernels were to be compared for")
+            self._update(phase="tuning", why="no request had the shapes for which kernels were to be compared")
 
     def _gain(self) -> float:
         """Return the speed-up of all requests together."""
@@ -482,7 +482,7 @@ class _Tuning(BackgroundTuning):
             with self._gate.sample() as taken:
                 told = self._own.pair(swap.trial)
         except TunewrightError as error:  # random inputs do not suit every model
-            LOG.info("the network cannot be run by itself: %s", error)
+            LOG.info("the network cannot be run outside of requests: %s", error)
             self._idle_until = math.inf
             return
         finally:

@@ -269,7 +269,7 @@ def main(arguments: list[str]) -> None:
     try:
         device = open_device(wishes["device"], Settings.from_environment())
         if repr(device.target) != wishes["target"]:
-            raise UnsupportedError(f"its device is another: {device.target!r}, not {wishes['target']}")
+            raise UnsupportedError(f"the helper opened another device: {device.target!r}, not {wishes['target']}")
         line.send(kind="ready", process=os.getpid())
         helper = Helper(line, wishes, (descriptor, pause), device)
         helper.run()

@@ -38,7 +38,7 @@ def put(path: Path, to: Path, found: list[Measurement]) -> tuple[list[Measuremen
     """
     if to.absolute().parent != path.absolute().parent and _is_split(path):
         raise InputError(
-            "has its weights in files beside it, which would not be found there", where=str(path),
+            "stores its weights in external files, which are looked up in the model's folder", where=str(path),
             hint="name a file in the model's folder",
         )  # fmt: skip
     given = {m.digest for m in found}

@@ -301,7 +301,7 @@ class ModelTuning(Tuning):
         try:
             self.tuner.user.add(records)
         except DatabaseError as error:
-            warn(f"what is tuned is lost when this process ends: {error}")
+            warn(f"results of tuning are lost when this process ends: {error}")
 
     def whole(self) -> TuningResult:
         """Compare the network with all changes to the one without; take changes back while it seems slower."""

@@ -48,7 +48,7 @@ def meter_of(device: Device) -> EnergyMeter:
     found = device.energy_meter()
     if isinstance(found, str):
         hint = "--objective latency or throughput need no such counter"
-        raise DeviceError(f"its energy cannot be measured: {found}", where=device.name, hint=hint)
+        raise DeviceError(f"the energy of this device cannot be measured: {found}", where=device.name, hint=hint)
     return found
 
 

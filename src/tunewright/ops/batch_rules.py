@@ -77,7 +77,7 @@ class Examples:
         """Return the numbers of an input that controls the operation."""
         value = self.input(node, i)
         if value.const is None:
-            raise Unproven(f"is told by {value.name!r} what to do, which is computed")
+            raise Unproven(f"is controlled by {value.name!r}, which is not constant")
         return [int(n) for n in value.const.reshape(-1)]
 
 
@@ -127,7 +127,7 @@ def normalised(proof: Examples, node: Node) -> Sequence[int]:
 
 def pooled(proof: Examples, node: Node) -> Sequence[int]:
     if len(node.outputs) > 1:
-        raise Unproven("says where in the whole batch its results come from")
+        raise Unproven("returns positions in the whole batch")
     return first(0)(proof, node)
 
 
@@ -159,7 +159,7 @@ def rotary(proof: Examples, node: Node) -> Sequence[int]:
 def fused_product(proof: Examples, node: Node) -> Sequence[int]:
     """Rule of a product that may transpose its second operand."""
     if any(node.attrs.get(name, 0) for name in ("transA", "transBatchA", "transBatchB")):
-        raise Unproven("turns its first operand, or batches")
+        raise Unproven("transposes its first operand, or the batch axes")
     proof.only(node, 0)
     if proof.axis(proof.input(node, 0)) == len(proof.dims(proof.input(node, 0))) - 1:
         raise Unproven("adds up over examples")
@@ -294,7 +294,7 @@ def gathered(proof: Examples, node: Node) -> list[int]:
     data, indices = proof.input(node, 0), proof.input(node, 1)
     place = int(node.attrs.get("axis", 0)) % len(proof.dims(data))
     if proof.has(data) and proof.has(indices):
-        raise Unproven("picks in the examples what they say")
+        raise Unproven("gathers from each example by indices of that example")
     if proof.has(indices):  # rows of a table
         return [place + proof.axis(indices)]
     axis = proof.axis(data)
@@ -342,7 +342,7 @@ def recurrent(proof: Examples, node: Node) -> list[int]:
     """Rule: examples are in X and the initial states, in Y and the last states."""
     proof.only(node, 0, 4, 5, 6)
     if node.attrs.get("layout", 0):
-        raise Unproven("has examples in front, which no rule is for")
+        raise Unproven("has its examples along the first axis, which no rule covers")
     for i, wanted in ((0, 1), (4, 0), (5, 1), (6, 1)):
         value = node.input(i)
         if value is None:

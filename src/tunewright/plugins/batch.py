@@ -46,7 +46,7 @@ class Batch(Plugin):
             raise SettingsError(f"BATCH: {len(found)} devices are named", hint="one: BATCH:GPU.0(8) for example")
         [(name, size)] = found
         if size == 1:
-            raise SettingsError("BATCH: one example is no batch", hint=f"two or more: BATCH:{name}({SIZE})")
+            raise SettingsError("BATCH: a batch of 1 combines no requests", hint=f"two or more: BATCH:{name}({SIZE})")
         self._set(single(name, settings), size, required=True)
 
     @classmethod
@@ -195,7 +195,7 @@ def with_batches(device: SingleDevice, settings: Settings) -> Plugin:
 def _check_output(name: str, alone: Type | None, together: Type | None, size: int) -> None:
     """Check that every example has its part of the output. Unknown sizes are checked at the first inference."""
     if not isinstance(together, TensorType):
-        raise UnsupportedError(f"{together} is not made of examples", where=f"output {name!r}")
+        raise UnsupportedError(f"{together} has no part for each example", where=f"output {name!r}")
     wanted: Shape | None = None
     if isinstance(alone, TensorType) and alone.shape:
         wanted = (size, *alone.shape[1:])

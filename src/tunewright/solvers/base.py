@@ -300,7 +300,7 @@ class Solver(ABC):
 
 #: The operations that the solvers of each module here may accept; modules are not imported for other operations. A
 #: module without an entry is always imported. A test compares the table with the solvers
-#: (tests/unit/test_load_memory.py).
+#: (tests/unit/runtime/test_load_memory.py).
 TABLE = Path(__file__).parents[1] / "data" / "solvers.json"
 
 

@@ -159,12 +159,12 @@ def evaluate(formula: str, sizes: Mapping[str, int]) -> int:
             return sizes[node.id.upper()]
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-        raise SettingsError(f"{formula!r} is no formula over {', '.join(sizes)}", where="CONFIG_FILE")
+        raise SettingsError(f"formula {formula!r} may use integers, + - * / %, {', '.join(sizes)}", where="CONFIG_FILE")
 
     try:
         return value(ast.parse(formula, mode="eval").body)
     except (SyntaxError, ZeroDivisionError, RecursionError) as error:
-        raise SettingsError(f"{formula!r} is no formula: {error}", where="CONFIG_FILE") from None
+        raise SettingsError(f"formula {formula!r} cannot be read: {error}", where="CONFIG_FILE") from None
 
 
 class CustomSolver(Solver):

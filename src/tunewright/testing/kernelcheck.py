@@ -114,7 +114,7 @@ def check(
             if failure:
                 failures.append(f"{solver.id} {dict(config)} for {problem.key()}: {failure}")
     if not tried:
-        failures.append(f"nobody solves {problem.key()}: {'; '.join(refusals)}")
+        failures.append(f"no solver accepts {problem.key()}: {'; '.join(refusals)}")
     return failures
 
 

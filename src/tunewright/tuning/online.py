@@ -178,7 +178,7 @@ class Online:
         budget = settings.tune_budget or None
         self._file = ResultFile(settings.tune_result_path, head("online", None, device, {**limits, **named}, budget))
         if self._file.path is not None:
-            LOG.info("what is tuned is told in %s", self._file.path)
+            LOG.info("the progress of tuning is written to %s", self._file.path)
         self._settings = settings
         self._layers: list[dict[str, Any]] = []
         self._since, self._tuning = 0.0, 0.0

@@ -93,7 +93,7 @@ _CLEAN_BESIDE = "FIND_ENFORCE 5 (DB_CLEAN) deletes and wins over TUNING_BACKGROU
 _FAST = "FIND_MODE FAST takes the immediate answer: TUNING_CREATE tunes nothing (FIND_ENFORCE 3 tunes what is missing)"
 _FROZEN = "FROZEN wins over {over}: nothing is tuned or deleted"
 _LOCKED = "LOCK_FILE answers first: what it names is not tuned again, and would have to be locked again"
-_KEEPS = "TUNING_FILE keeps the entries that it has: what is tuned anew of these goes to the user's knowledge base only"
+_KEEPS = "TUNING_FILE keeps its entries: new results for the same problems go only to the user's knowledge base"
 
 _OFF, _EXISTING, _CREATE, _BESIDE = "TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE", "TUNING_BACKGROUND"
 _NEVER, _MISSING, _ALWAYS = Search.NEVER, Search.MISSING, Search.ALWAYS

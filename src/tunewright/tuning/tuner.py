@@ -330,7 +330,7 @@ class Tuner:
                 lambda seconds, report: tune(report, seconds),
             )  # fmt: skip
         except DeviceError as error:
-            warn(f"nothing can be tuned, and what is known is used: {error}")
+            warn(f"nothing can be tuned, so stored answers and defaults are used: {error}")
             outcome = None
         if self.searches.left[-1:] == [problem.key()]:
             return False  # the next load continues with it
@@ -471,7 +471,7 @@ class Tuner:
             self.user.add(records)
             self.user.note("tuned", f"{problem.key()}: {outcome.reason}")
         except DatabaseError as error:
-            warn(f"what is tuned is used, and lost when this process ends: {error}")
+            warn(f"results of tuning are used, but lost when this process ends: {error}")
             self._unsaved.add(records)
 
     def _extend(self, found: StoredAnswer) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.kb_records import fault, measurement, problem
 from tunewright import tools
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, TensorType
@@ -18,7 +19,6 @@ from tunewright.knowledge.system import write_lines
 from tunewright.search.base import Status
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from unit.kb_records import fault, measurement, problem
 
 FOLDER = Path(__file__).parent
 CPU = Where(

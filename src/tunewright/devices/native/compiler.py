@@ -96,7 +96,7 @@ class ClangCommands:
         self._run([*self.link, *begin, str(made), "-o", str(shared)], label)
         binary = shared.read_bytes() if shared.exists() else b""
         if not binary.startswith(_ELF):
-            raise ExecutionError(f"{self.version} made something of {label} that is no shared object",
+            raise ExecutionError(f"{self.version} compiled {label} to a file that is not a shared object",
                                  hint="CPU_COMPILER names another compiler")  # fmt: skip
         return binary
 

@@ -187,7 +187,7 @@ def _without_compiler() -> DeviceError:
         compiler.find()
     except DeviceError as error:
         return DeviceError(f"{error.what}, and nothing that was compiled is in the cache", hint=error.hint)
-    return DeviceError("a C compiler was not there when it was looked for, and is now", hint="start again")
+    return DeviceError("a C compiler appeared after this process had looked for one", hint="start again")
 
 
 @cache

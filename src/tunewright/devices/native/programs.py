@@ -149,7 +149,7 @@ class NativePrograms:
                 binary = compiler.build(source, [*STRICT, *self._flags], name_of(source), self._entry)
             missing = object_symbols.missing(binary) if is_opencl_c(source) else []
             if missing:
-                raise ExecutionError(f"{name_of(source)} uses {', '.join(missing)}, which is defined nowhere")
+                raise ExecutionError(f"{name_of(source)} uses {', '.join(missing)}, which is not defined")
             program = LoadedProgram(binary, name_of(source))
         except BaseException as error:  # it is raised in the thread that waits for the program
             future.set_exception(error)

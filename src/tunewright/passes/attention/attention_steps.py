@@ -144,7 +144,7 @@ def weights(graph: Graph, softmax: Node) -> Path | str:
         steps.append(step)
         value = step.result
     readers = "the outside" if graph.is_output(value) else ", ".join(sorted({user.op for user in value.users}))
-    return f"its weights are read by {readers or 'nobody'}"
+    return f"its weights are read by {readers or 'no node'}"
 
 
 def _on(graph: Graph, value: Value, users: Sequence[Node]) -> AttentionStep | None:

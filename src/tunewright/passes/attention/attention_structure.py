@@ -252,7 +252,7 @@ def _masks(made: Maker, found: _Found) -> Masks | str:
         if reason is not None:
             return reason
     if zeroed - masks.conditions:
-        return "its weights are masked by something else than its scores"
+        return "the mask of its weights does not come from its scores"
     return masks
 
 

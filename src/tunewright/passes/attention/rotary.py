@@ -65,9 +65,9 @@ def _check(match: Match) -> str | None:
         return f"{match['x']!r} is not [batch, heads, length, size] of a known, even size"
     half = dims[3] // 2
     if "first" in match and not (_is_part(match.node("first"), 0, half) and _is_part(match.node("second"), half, half)):
-        return "what is turned are not the halves of the last axis"
+        return "the rotation does not take the two halves of the last axis"
     if "whole" in match and value_facts.shape(match.node("whole").outputs[0]) != (*dims[:3], half):
-        return "what is turned are not the halves of the last axis"
+        return "the rotation does not take the two halves of the last axis"
     if value_facts.axis(match.node("turned"), 0, match["x"]) != 3:
         return "halves are not joined along the last axis"
     for name in ("cos", "sin"):

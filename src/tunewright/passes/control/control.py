@@ -192,7 +192,7 @@ class UnrollLoops:
             return f"{trips} times {size} nodes are too many"
         scans = len(node.outputs) - states(node)
         if trips == 0 and any(graph.is_read(v) for v in node.outputs[len(node.outputs) - scans :]):
-            return "it never runs, and the shape of what it would have collected is not known"
+            return "the loop never runs, and the shape of its scan outputs is unknown"
         return None
 
 

@@ -233,7 +233,7 @@ class _Prover:
         if not -rank <= collected.axis < rank:
             raise NotRowsError(f"it collects along axis {collected.axis} of {rank}")
         if collected.joined and rows.axes[collected.axis % rank : collected.axis % rank + 1] != "u":
-            raise NotRowsError(f"the parts of %{collected.result.name} lie along an axis that is not theirs alone")
+            raise NotRowsError(f"the axis that joins the parts of %{collected.result.name} holds other data too")
         seen: set[RowFactor] = set()
         for part in rows.parts:
             self._check_collected(part, collected, seen)

@@ -273,7 +273,7 @@ def _check_trips(found: Reading) -> None:
     first = [] if condition is None else limits(condition, sizes)
     then = limits(found.body.outputs[0], sizes, found.body.inputs[1])
     if first is None or then is None:
-        raise NotReadError("its condition is not a matter of the number of iterations alone")
+        raise NotReadError("its condition depends on more than the number of iterations")
     reason = runs_as_often_as(found.length, most, first, [limit.plus(Count(1)) for limit in then])
     if reason is not None:
         raise NotReadError(reason)

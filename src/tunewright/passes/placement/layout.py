@@ -81,7 +81,7 @@ def _why_plain(ways: Sequence[LayoutChoice]) -> str:
         + f": {1e6 * way.seconds:.1f} us, {'measured' if way.measured else 'estimated'}"
         for way in ways
     )  # fmt: skip
-    return f"with what its neighbours have, plain takes least ({'; '.join(shown)})"
+    return f"plain is fastest, given the layouts of its neighbours ({'; '.join(shown)})"
 
 
 def _alongside(value: Value | None, result: Value) -> bool:

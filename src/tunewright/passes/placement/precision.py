@@ -76,7 +76,7 @@ def _why_not_wider(node: Node) -> str | None:
     if node.bodies:
         return f"{node.op} has a body"
     if node.op == "ConstantOfShape" or {"dtype", "output_dtype"} & set(node.attrs):
-        return f"{node.op} says itself what its result is"
+        return f"an attribute of {node.op} fixes the type of its result"
     return None
 
 
@@ -84,9 +84,9 @@ def _why_not(node: Node) -> str | None:
     if node.bodies:
         return f"{node.op} has a body"
     if any(part in node.op for part in _SINGLE):
-        return f"{node.op} is defined by single precision"
+        return f"{node.op} is defined in single precision"
     if lookup(node.op) is None:
-        return f"nothing is known of {node.op}"
+        return f"no definition of {node.op} is installed"
     return None
 
 

@@ -19,7 +19,7 @@ def _check(match: Match) -> str | None:
     if len(convolutions) < 2:
         return "there is only one convolution"
     if value_facts.axis(split, 0, match["x"]) != 1 or value_facts.axis(match.root, 0, match.root.output) != 1:
-        return "it is not the channels that are split and joined"
+        return "the split or the concatenation is not along the channels"
     parts = [conv.inputs[0] for conv in convolutions]
     if parts != split.outputs:
         return "the convolutions do not read all parts of the split in order"

@@ -199,7 +199,7 @@ _AROUND = Op(
 def _check_casts(match: Match) -> str | None:
     node, kind = match.node("norm"), value_facts.dtype(match["x"])
     if kind is None or kind is not value_facts.dtype(match.root.output) or kind not in (DType.FLOAT16, DType.BFLOAT16):
-        return "what goes in and comes out is not of one narrow type"
+        return "input and output are not both float16 or both bfloat16"
     if value_facts.dtype(node.inputs[0]) is not DType.FLOAT32:
         return "it is not normalised in single precision"
     for value in node.inputs[1:]:

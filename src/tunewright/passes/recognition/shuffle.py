@@ -21,7 +21,7 @@ def _check(match: Match) -> str | None:
     if x is None or split is None or out is None:
         return "the shapes are not known"
     if out != x or None in x or len(split) != len(x) + 1 or split[0] != x[0] or split[3:] != x[2:]:
-        return f"{x} to {split} to {out} is more than channels in groups"
+        return f"{x} to {split} to {out} does more than split channels into groups"
     groups, each = split[1:3]
     return None if isinstance(groups, WHOLE) and isinstance(each, WHOLE) else "the number of channels is not known"
 

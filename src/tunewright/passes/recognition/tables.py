@@ -48,7 +48,7 @@ def _check_one_hot(match: Match) -> str | None:
         return f"{x!r} is not known to have one index for each row"
     if value_facts.dtype(x) not in _INDICES:
         return f"indices of type {value_facts.dtype(x)}"
-    return None if counts.size == len(table) else "the matrix has other rows than there are indices"
+    return None if counts.size == len(table) else "the number of rows of the matrix differs from the number of indices"
 
 
 def _row_of(graph: Graph, match: Match) -> Value:

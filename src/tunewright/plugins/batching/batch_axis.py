@@ -89,7 +89,7 @@ class _Proof(Examples):
             return
         rule = None if spec is None else spec.batch or (elementwise if spec.elementwise else None)
         if rule is None or node.bodies or node.epilogue:
-            raise Unproven("is no operation that is known to keep examples apart")
+            raise Unproven("is not known to keep examples independent")
         axes = rule(self, node)
         for value, axis in zip(node.outputs, axes, strict=False):
             if self.dims(value)[axis] % self.count:
@@ -103,7 +103,7 @@ def _check_same(one: _Proof, other: _Proof) -> None:
     if len(one.graph.nodes) != len(other.graph.nodes) or any(
         (a.op, freeze(a.attrs), len(a.inputs)) != (b.op, freeze(b.attrs), len(b.inputs)) for a, b in nodes
     ):
-        raise Unproven("it is another graph for another number of examples")
+        raise Unproven("the graph changes with the number of examples")
     for a, b in nodes:
         spec = lookup(a.op)
         sizes: Sequence[int] = () if spec is None else spec.size_inputs

@@ -88,7 +88,7 @@ def measure_batches(device: Device, settings: Settings, options: Mapping[str, An
 
         model = load(model, settings)
     if not isinstance(model, Model):
-        raise SettingsError(f"{MODEL} is missing or no model", where="property", hint="read_model's, or a path")
+        raise SettingsError(f"{MODEL} is missing or is not a model", where="property", hint="read_model's, or a path")
     found = None if bounded else measured(model, device, settings)
     if found is not None and found.rates:
         return _of(found)
@@ -220,7 +220,7 @@ class Timed:
 def _data(type: Type | None) -> np.ndarray[Any, Any]:
     assert isinstance(type, TensorType)
     if type.dtype is DType.STRING:
-        raise InputError("texts are no batch that can be made up")
+        raise InputError("inputs of text cannot be generated for a batch")
     made: np.ndarray[Any, Any] = np.ones(type.dims, type.dtype.numpy)
     return made
 
@@ -233,5 +233,5 @@ def _positive(value: Any, key: str) -> float | None:
     except (TypeError, ValueError):
         number = -1.0
     if not number > 0:
-        raise SettingsError(f"{key} = {value!r} is no number above 0", where="property")
+        raise SettingsError(f"{key} = {value!r} is not a number above 0", where="property")
     return number

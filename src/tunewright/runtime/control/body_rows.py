@@ -157,7 +157,7 @@ def check_single(runner: Control, index: int, dtype: DType) -> int:
 def check_condition(plan: Plan) -> None:
     type = made_type(plan, 0)
     if type is None or type.size != 1 or type.dtype is not DType.BOOL:
-        raise NotRows("the condition that the body makes is no single bool")
+        raise NotRows("the condition that the body returns is not one bool")
 
 
 def check_types(runner: Control, plan: Plan, made: Sequence[int], outputs: Sequence[int]) -> None:

@@ -155,7 +155,7 @@ class BlockWriter:
         """The plan of a body."""
         types = body_types(runner.node)
         if types is None:
-            raise NotRows("the shapes of what it takes are not known, or not the same in each iteration")
+            raise NotRows("the shapes of its inputs are unknown, or change between iterations")
         if self.traced is not None and _is_open(runner.node, types):
             plan = runner.bodies[key].part(tuple(types), runner.node, self.traced)
         else:

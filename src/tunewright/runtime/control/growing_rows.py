@@ -247,7 +247,7 @@ def _holding(trace: ShapeTrace, atom: int) -> int:
         fails = [k for k, value in values.items() if ((value == 0) if how == "==" else (value < 0)) is not answer]
         least = max([least, *(k + 1 for k in fails)])
     if least > MOST_FIRST:
-        raise NotRows(f"its states grow, and what is right for iteration {symbol.hint} is not for others")
+        raise NotRows(f"its states grow, and a plan for iteration {symbol.hint} is wrong for other iterations")
     return least
 
 

@@ -235,7 +235,7 @@ class _Layers:
             problem, choice = posed[-1], step.kernel.choose(posed[-1])
             notes = ["chosen as it runs: its shapes or operands come with the data"]
             if len(posed) > 1:
-                notes.append(f"the last of {len(posed)} problems that it posed in one inference")
+                notes.append(f"the last of its {len(posed)} problems in one inference")
             return problem, choice, choice.origin.value, notes
         assert step.choice is not None
         return Problem.of(step.node), step.choice, step.choice.origin.value, []
@@ -250,7 +250,7 @@ class _Layers:
         if timing is None:
             return Roofline(work, why="it was not timed")
         if self.run is not None and len(self.run.posed.get(step, {})) > 1:
-            return Roofline(work, why="its problem changes as it runs")
+            return Roofline(work, why="its shapes change during the inference")
         top = ceilings(_host() if step.on_host and not plan.device.runs_references else plan.device)
         if top.why:
             return Roofline(work, top, why=top.why)

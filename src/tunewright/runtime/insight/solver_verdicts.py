@@ -18,7 +18,7 @@ _UNASKED = {
     OPTIMIZED_OUT: "nothing has to run: the result lies where its input does, or was written in place",
     CONTROL: "control flow has no kernel of its own",
     FROM_SHAPES: "nothing has to run: the result follows from shapes",
-    LATE: "its problem is posed when its operands are there, and it did not run",
+    LATE: "its shapes are known only when it runs, and it did not run",
 }
 
 

@@ -106,7 +106,7 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
     def of(value: Value) -> Value:
         if value not in mapping:
             if isinstance(value.const, SymArray):
-                raise Untraceable("sizes that are open decide about shapes that depend on data")
+                raise Untraceable("shapes that depend on data also depend on open sizes")
             if value.const is not None:
                 mapping[value] = part.constant(value.const, value.name)
             else:
@@ -313,7 +313,7 @@ class _Lowering:
             elif all(v is None or v.const is not None or self.has_place(v) for v in node.inputs):
                 found = block_of(runner, self.repeated, self.traced)
             else:
-                found = "the shapes of what it takes are not known"
+                found = "the shapes of its inputs are not known"
             if isinstance(found, str):
                 runner.why_not_compiled = found
                 if self.traced is not None:
@@ -328,7 +328,7 @@ class _Lowering:
         """Control flow that is no part of a launch, in a plan for a class of shapes."""
         captured = node.inputs[len(node.inputs) - node.captures :]
         if any(v is not None and isinstance(v.const, SymArray) for v in captured):
-            raise Untraceable(f"open sizes decide about shapes in the bodies of node {node.name!r} ({node.op})")
+            raise Untraceable(f"shapes depend on open sizes in the bodies of node {node.name!r} ({node.op})")
         # the kernels behind it are linked: what it makes is copied to where they read it
         self.written.update(v for v in node.outputs if static_tensor(v.type) is not None)
 

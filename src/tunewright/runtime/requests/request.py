@@ -435,7 +435,7 @@ def _check_map(given: Any, type: MapType, where: str) -> dict[Any, Any]:
     try:
         return {key: type.value.dtype.numpy.type(item) for key, item in given.items()}
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"takes {type}, and this is none: {error}", where=where) from None
+        raise InputError(f"takes {type}, and the value given is not one: {error}", where=where) from None
 
 
 def _check_shape(shape: tuple[int, ...], type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:

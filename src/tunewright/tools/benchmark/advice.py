@@ -191,7 +191,7 @@ def _doubts(facts: Facts) -> Iterator[BenchmarkAdvice]:
         yield BenchmarkAdvice(
             "drift",
             f"the last quarter was {abs(facts.drift):.0%} {way} than the first: the machine was warming up or "
-            "throttling, or others came and went (-w, -t)",
+            "throttling, or other programs started or ended (-w, -t)",
         )
 
 

@@ -23,7 +23,7 @@ def pose(m: Measurement) -> Problem:
 
     problem = from_json(m.problem)
     if problem.key() != m.key.problem:
-        raise InputError(f"the stored problem is not the one in its key: {problem.key()[:200]}", where=m.digest[:10])
+        raise InputError(f"the stored problem differs from its key: {problem.key()[:200]}", where=m.digest[:10])
     return problem
 
 

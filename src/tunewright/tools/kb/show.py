@@ -228,7 +228,7 @@ def _print(
         named = ", ".join(survey.digest[:DIGEST] for _, survey in surveys[:3])
         more = ", ..." if len(surveys) > 3 else ""
         counts += f", {plural(len(seen), 'candidate')} seen in {plural(len(surveys), 'survey')} ({named}{more})"
-    out.print(f"{counts}; who would answer first stands first" if len(worths) > 1 else counts)
+    out.print(f"{counts}; in the order in which they would answer" if len(worths) > 1 else counts)
     for each in asked:
         where = each.where
         units = plural(where.units, "unit")

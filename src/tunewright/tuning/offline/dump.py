@@ -189,7 +189,7 @@ def _parse(line: bytes | None) -> Problem:
     try:
         json.dumps(data["problem"], ensure_ascii=False).encode()
     except ValueError as error:  # a lone surrogate: the text could not be shown or written again
-        raise _wrong(f"its text is no text ({error})") from None
+        raise _wrong(f"its text cannot be decoded ({error})") from None
     key = problem.key()
     if key != data["key"]:
         raise _wrong(f"the key belongs to another problem than {key[:200]}")

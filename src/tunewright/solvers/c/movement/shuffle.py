@@ -38,7 +38,7 @@ class ShuffleChannels(CSolver):
         if layout_of(x) != layout_of(problem.outputs[0]):
             return "input and output differ in layout"
         if x.rank is not None and int(problem.attrs.get("axis", 1)) % greater(x.rank, 1) != 1:
-            return "it is not the channels that are exchanged"
+            return "it moves other axes than the channels"
         if x.layout.block and words(x.dtype) != 1:
             return f"blocks of {x.dtype}"
         return "has no epilogue" if problem.epilogue else None

@@ -80,8 +80,11 @@ class CSolver(Solver):
         return reason
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
-        """Further reasons to refuse a problem. Types may be open: then the answer holds for when shapes are known."""
-        return None
+        """Further reasons to refuse a problem. Types may be open: then the answer holds for when shapes are known.
+
+        A solver that computes fused steps overrides this. Without the refusal they would be left out of its results.
+        """
+        return "it computes no fused steps" if problem.epilogue else None
 
     @abstractmethod
     def calls(self, problem: Problem, config: Config, target: Target) -> list[EmittedLaunch]:

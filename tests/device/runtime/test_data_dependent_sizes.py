@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from helpers.counted_models import HALF, HEAD, RNG, SELECTED, Feeds, check, inside, launches, masks, steps
+from helpers.counted_models import HALF, HEAD, SELECTED, Feeds, check, inside, launches, masks, steps
 from native.harness import native
 from tunewright import Core, ExecutionError
 
@@ -34,6 +34,7 @@ def test_a_number_of_rows_alone() -> None:
 
 
 def test_results_of_known_shape() -> None:
+    rng = np.random.default_rng(1)
     text = """g (float[9,4] x, float[4,3] w) => (float[3] y, float[9] z)
     {
         half = Constant <value = float {0.5}> ()
@@ -47,13 +48,14 @@ def test_results_of_known_shape() -> None:
         least = ReduceMin <keepdims = 0> (y, zero)
         z = Add(means, least)
     }"""
-    feeds = [feed | {"w": RNG.random((4, 3)).astype(np.float32)} for feed in masks(9, 4)]
+    feeds = [feed | {"w": rng.random((4, 3)).astype(np.float32)} for feed in masks(9, 4)]
     one = check(text, feeds)
     assert inside(one)[0][0] == "Compress" and "MatMul" in inside(one)[0]
 
 
 def test_rows_of_rows() -> None:
     """How many there are depends on another number of rows; memory is planned for the most."""
+    rng = np.random.default_rng(2)
     text = """g (float[30,4] x, float[4,4] w) => (float[n,4] y, int64[1,k] again)
     {
         half = Constant <value = float {0.5}> ()
@@ -69,7 +71,7 @@ def test_rows_of_rows() -> None:
         flat = Squeeze(again, zero)
         y = Gather(p, flat)
     }"""
-    feeds = [feed | {"w": RNG.random((4, 4)).astype(np.float32)} for feed in masks(30, 4)]
+    feeds = [feed | {"w": rng.random((4, 4)).astype(np.float32)} for feed in masks(30, 4)]
     names = ["Compress", "MatMul", "ReduceMean", "Greater", "NonZero", "Squeeze", "Gather"]
     assert inside(check(text, feeds)) == [names]
 
@@ -88,10 +90,11 @@ def test_the_best_of_as_many_as_there_are() -> None:
 # -- few rows ---------------------------------------------------------------------------------------------------------
 def selected(*counts: int, size: int) -> list[Feeds]:
     """These many numbers that are above a half."""
+    rng = np.random.default_rng(3)
     feeds = []
     for count in counts:
         x = np.zeros(size, np.float32)
-        x[RNG.permutation(size)[:count]] = 0.75
+        x[rng.permutation(size)[:count]] = 0.75
         feeds.append({"x": x})
     return feeds
 
@@ -141,15 +144,17 @@ def test_one_row_whose_result_has_another_rank() -> None:
 
 def test_as_many_rows_as_another_size_are_one_launch() -> None:
     """A bias of sixteen numbers is one for each column, and not one for each row."""
+    rng = np.random.default_rng(4)
     text = "g (float[40] x, float[1,16] w, float[16] b) => (float[n,16] y) {" + SELECTED
     text += "one = Constant <value_ints = [1]> () tall = Unsqueeze(picked, one) p = MatMul(tall, w) "
     text += "s = Add(p, b) y = Relu(s) }"
-    more = {"w": RNG.random((1, 16)).astype(np.float32), "b": RNG.random(16).astype(np.float32)}
+    more = {"w": rng.random((1, 16)).astype(np.float32), "b": rng.random(16).astype(np.float32)}
     feeds = [feed | more for feed in selected(15, 16, 17, 39, 40, size=40)]
     assert launches(check(text, feeds), feeds) == [1] * 5
 
 
 def test_few_rows_of_rows_are_one_launch() -> None:
+    rng = np.random.default_rng(5)
     text = """g (float[30,4] x) => (float[n,4] y, int64[1,k] again)
     {
         half = Constant <value = float {0.5}> ()
@@ -170,7 +175,7 @@ def test_few_rows_of_rows_are_one_launch() -> None:
         x = np.zeros((30, 4), np.float32)
         x[:above, 1] = 0.6
         x[:far_above, 2] = 0.9
-        feeds.append({"x": x[RNG.permutation(30)]})
+        feeds.append({"x": x[rng.permutation(30)]})
     one = check(text, feeds)
     assert inside(one) == [["Compress", "ReduceMax", "Greater", "NonZero", "Squeeze", "Gather"]]
     assert launches(one, feeds) == [1] * len(feeds)
@@ -179,26 +184,28 @@ def test_few_rows_of_rows_are_one_launch() -> None:
 # -- Unique -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ordered", [0, 1])
 def test_unique_and_what_is_behind(ordered: int) -> None:
+    rng = np.random.default_rng(6)
     text = """g (int64[30] x, float[9] table)
         => (int64[n] y, int64[n] first, int64[30] at, int64[n] counts, float[n] z) {
         y, first, at, counts = Unique <sorted = %d> (x)
         looked_up = Gather(table, y)
         z = Exp(looked_up)
     }"""
-    feeds = [{"x": RNG.integers(0, most, 30), "table": RNG.random(9).astype(np.float32)} for most in (1, 2, 9)]
+    feeds = [{"x": rng.integers(0, most, 30), "table": rng.random(9).astype(np.float32)} for most in (1, 2, 9)]
     one = check(text % ordered, feeds)
     assert inside(one) == [["Unique", "Gather", "Exp"]]
     assert launches(one, feeds) == [1, 1, 1]
 
 
 def test_unique_rows_of_open_sizes() -> None:
+    rng = np.random.default_rng(7)
     text = """g (float[n,m] x) => (float[k,m] y, int64[k] counts) {
         one = Constant <value_ints = [1]> ()
         rows, first, at, counts = Unique <axis = 0> (x)
         sum = ReduceSum(rows, one)
         y = Sub(rows, sum)
     }"""
-    feeds = [{"x": RNG.integers(0, 2, shape).astype(np.float32)} for shape in ((20, 3), (5, 2), (70, 4), (3, 9))]
+    feeds = [{"x": rng.integers(0, 2, shape).astype(np.float32)} for shape in ((20, 3), (5, 2), (70, 4), (3, 9))]
     one = check(text, feeds)
     assert len(one.program.plans) == 1 and launches(one, feeds) == [1] * 4
 
@@ -277,8 +284,9 @@ DETECTOR = """
 
 
 def detections(count: int, classes: int, scale: float) -> Feeds:
-    low, size = RNG.uniform(0, 8, (1, count, 2)), RNG.uniform(0.5, 4, (1, count, 2))
-    scores = RNG.random((1, classes, count)) * scale
+    rng = np.random.default_rng(8)
+    low, size = rng.uniform(0, 8, (1, count, 2)), rng.uniform(0.5, 4, (1, count, 2))
+    scores = rng.random((1, classes, count)) * scale
     return {
         "boxes": np.concatenate([low, low + size], -1).astype(np.float32), "scores": scores.astype(np.float32)
     }  # fmt: skip
@@ -313,9 +321,10 @@ def test_a_step_without_kernel_ends_what_is_inside() -> None:
 
 @pytest.mark.parametrize("config", [{"JOIN_LAUNCHES": "NO"}, {"SHAPE_TEMPLATES": "NO"}])
 def test_without_classes_of_shapes_a_kernel_makes_the_rows(config: dict[str, str]) -> None:
+    rng = np.random.default_rng(9)
     text = "g (float[6,7] x, float[1,3] w) => (float[n,3] y) {" + SELECTED
     text += "one = Constant <value_ints = [1]> () wide = Unsqueeze(picked, one) y = MatMul(wide, w) }"
-    feeds = [feed | {"w": RNG.random((1, 3)).astype(np.float32)} for feed in masks(6, 7)]
+    feeds = [feed | {"w": rng.random((1, 3)).astype(np.float32)} for feed in masks(6, 7)]
     assert inside(check(text, feeds, **config))[0] == ["NonZero"]
 
 

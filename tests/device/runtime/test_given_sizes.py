@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from helpers.counted_models import HALF, HEAD, RNG, check, inside, launches
+from helpers.counted_models import HALF, HEAD, check, inside, launches
 from native.harness import native
 from tunewright import Core, TunewrightError
 
@@ -57,7 +57,8 @@ FORMS: dict[str, tuple[str, str, list[str], list[Any]]] = {
 
 
 def feed(k: Any, dtype: Any = np.int64) -> dict[str, np.ndarray]:
-    return {"x": RNG.random(40).astype(np.float32), "k": np.atleast_1d(np.array(k, dtype))}
+    rng = np.random.default_rng(1)
+    return {"x": rng.random(40).astype(np.float32), "k": np.atleast_1d(np.array(k, dtype))}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -94,6 +95,7 @@ def test_a_size_that_is_counted() -> None:
 
 
 def test_a_size_beside_a_number_of_rows() -> None:
+    rng = np.random.default_rng(2)
     text = (
         "g (float[40] x, int64[1] k) => (float[n] v, int64[n] i) {"
         + HALF
@@ -110,7 +112,7 @@ def test_a_size_beside_a_number_of_rows() -> None:
     for rows, k in ((0, 0), (0, 3), (1, 0), (1, 1), (1, 9), (20, 0), (20, 1), (20, 9), (40, 99)):
         feeds.append(feed(k))
         feeds[-1]["x"] *= 0.4
-        feeds[-1]["x"][:rows] = 0.6 + 0.3 * RNG.random(rows)
+        feeds[-1]["x"][:rows] = 0.6 + 0.3 * rng.random(rows)
     assert launches(check(text, feeds), feeds) == [1] * len(feeds)
 
 
@@ -161,9 +163,10 @@ def test_long_arithmetic_that_is_shared() -> None:
 
 
 def test_more_numbers_than_a_launch_finds_out() -> None:
+    rng = np.random.default_rng(3)
     steps = "".join(f"y{k + 1} = Slice(y{k}, zero, k{k})" for k in range(40))
     names = ", ".join(f"int64[1] k{k}" for k in range(40))
-    x = RNG.random(40).astype(np.float32)
+    x = rng.random(40).astype(np.float32)
     feeds = [{"y0": x} | {f"k{k}": np.array([40 - k if most > 20 else most]) for k in range(40)} for most in (40, 5)]
     one = check(f"g (float[40] y0, {names}) => (float[n] y40) {{ {NAMES} {steps} }}", feeds)
     assert not inside(one)

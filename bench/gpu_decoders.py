@@ -7,8 +7,12 @@ python bench/gpu_decoders.py --interpreted            the same program on the pr
 Tokens: a decoder begins with nothing and makes one token after the other; ms of each token, logits on the host.
 ``states``: a request keeps the cache (docs/stateful.md). ``plain``: past and present are inputs and outputs, through
 the host. ``per shape``: SHAPE_TEMPLATES = NO, a plan for each length, for a few tokens alone. ``eager``: torch, with a
-cache that torch.cat grows. ``compiled``: torch.compile (reduce-overhead) over a static cache. Sizes: the first
-inference at each size, and the median of later ones.
+cache that torch.cat grows. ``compiled``: torch.compile (reduce-overhead) over a static cache. ``graphed``: the same in
+a CUDA graph that is recorded by hand, since torch records none where inputs are written to. Sizes: the first inference
+at each size, and the median of later ones.
+
+Behind each way: ms that the GPU takes for the last graph (events around 50 replays, one behind the other), and the
+number of its parts. ``--kernels`` adds the kernels that one replay runs, by torch's profiler.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 import tunewright
-from tunewright.devices.cuda.device import CudaQueue
+from tunewright.devices.cuda.graph import BoundGraph
 
 Arrays = dict[str, Any]
 Step = Callable[[int], Any]
@@ -46,9 +50,10 @@ FEW = 10
 
 
 class Counted:
-    """How many graphs were recorded, and what must live as long as the program."""
+    """How many graphs were recorded, the last one, and what must live as long as the program."""
 
     recorded = 0
+    last: BoundGraph | None = None
     repaired: Any = None
 
 
@@ -59,6 +64,7 @@ def main() -> int:
     options.add_argument("--sizes", type=int, default=30)
     options.add_argument("--no-peers", action="store_true")
     options.add_argument("--no-sizes", action="store_true")
+    options.add_argument("--kernels", action="store_true")
     options.add_argument("--interpreted", action="store_true")
     options.add_argument("--json", type=Path, metavar="FILE")
     given = options.parse_args()
@@ -102,13 +108,62 @@ def opened(interpreted: bool) -> tuple[Any, str]:
 
 
 def count_graphs() -> None:
-    real = CudaQueue.capture
+    real = BoundGraph.prepare
 
-    def counted(self: Any, work: Any) -> Any:
-        Counted.recorded += 1
-        return real(self, work)
+    def counted(self: BoundGraph) -> None:
+        if self._replay is None:
+            Counted.recorded, Counted.last = Counted.recorded + 1, self
+        real(self)
 
-    CudaQueue.capture = counted  # type: ignore[method-assign]
+    BoundGraph.prepare = counted  # type: ignore[method-assign]
+
+
+def on_gpu(replay: Callable[[], object], stream: Any) -> float:
+    """ms that the GPU takes for a graph."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(stream):
+        replay()
+        begin.record()
+        for _ in range(50):
+            replay()
+        end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 50
+
+
+def replayed(kernels: bool) -> Arrays:
+    """What the GPU does for the last graph that was recorded; nothing where there is none."""
+    last, Counted.last = Counted.last, None
+    if last is None or last._replay is None or last._queue.stream is None:
+        return {}
+    found: Arrays = {"gpu": on_gpu(last._replay, last._queue.stream), "parts": len(last._parts)}
+    if kernels:
+        found["kernels"] = profiled(last._replay)
+    return found
+
+
+def profiled(replay: Callable[[], object]) -> list[tuple[str, int, float]]:
+    """The kernels of a graph: name, how many, and us of all of them."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        replay()
+        torch.cuda.synchronize()
+    rows = [(row.key, row.count, row.self_device_time_total) for row in watched.key_averages()]
+    return sorted([row for row in rows if row[2]], key=lambda row: -row[2])
+
+
+def told(row: Arrays) -> str:
+    """The GPU's share of a way, in words."""
+    if "gpu" not in row:
+        return ""
+    lines = [f"; GPU {row['gpu']:.3f} ms, {row['parts']} parts"]
+    for name, count, took in row.get("kernels", [])[:16]:
+        lines.append(f"    {took:8.1f} us {count:4} x {name[:90]}")
+    return "\n".join(lines)
 
 
 # ---- tokens ------------------------------------------------------------------------------------------------------
@@ -131,17 +186,25 @@ def decoders(core: Any, device: str, name: str, given: argparse.Namespace) -> Ar
             weights = {one.name: numpy_helper.to_array(one) for one in onnx.load_from_string(model).graph.initializer}
             ways["eager"] = lambda w=weights: gpu_decoders_torch.eager(w, *DECODERS[name])
             ways["compiled"] = lambda w=weights: gpu_decoders_torch.compiled(w, *DECODERS[name], POSITIONS)
+            ways["graphed"] = lambda w=weights: gpu_decoders_torch.Graphed(w, *DECODERS[name], POSITIONS)
         first: list[int] = []
         for way, make in ways.items():
             tokens = min(given.tokens, FEW) if way == "per shape" else given.tokens
+            Counted.last = None
             try:
-                found[f"{kind} {way}"] = row = measured(make(), tokens, first)
+                step = make()
+                found[f"{kind} {way}"] = row = measured(step, tokens, first)
+                row |= replayed(given.kernels)
+                if hasattr(step, "replay"):  # a peer's
+                    row |= {"gpu": on_gpu(step.replay, step.stream), "parts": 1}
+                del step
             except Exception as error:  # a way that fails says so, and the others go on
                 print(f"{kind:14} {way:10} failed: {type(error).__name__}: {str(error)[:300]}")
                 continue
             print(f"{kind:14} {way:10} {row['median']:8.3f} ms a token "
                   f"(mean {row['mean']:.3f}, 90% {row['ninety']:.3f}, longest {row['longest']:.1f}, "
-                  f"first {row['first']:.0f}); {row['recorded']} graphs; {row['same']}", flush=True)  # fmt: skip
+                  f"first {row['first']:.0f}); {row['recorded']} graphs; {row['same']}" + told(row),
+                  flush=True)  # fmt: skip
     return found
 
 
@@ -251,14 +314,17 @@ def new_sizes(core: Any, device: str, given: argparse.Namespace) -> Arrays:
     for name, (model, feed, sizes) in cases.items():
         for kind, config in (("classes", {}), ("per shape", {"SHAPE_TEMPLATES": "NO"})):
             some = sizes if kind == "classes" else sizes[: FIRST // 2 + 4]
+            Counted.last = None
             try:
                 found[f"{name} {kind}"] = row = sizes_of(core, device, model, feed, some, config)
+                row |= replayed(given.kernels)
             except Exception as error:
                 print(f"{name:10} {kind:9} failed: {type(error).__name__}: {str(error)[:300]}")
                 continue
             print(f"{name:10} {kind:9} first {row['first']:8.2f} ms (worst {row['worst']:.1f}), "
                   f"second {row['second']:.2f}, later {row['later']:.3f} ms; "
-                  f"{len(some)} sizes, {row['plans']} plans, {row['recorded']} graphs", flush=True)  # fmt: skip
+                  f"{len(some)} sizes, {row['plans']} plans, {row['recorded']} graphs" + told(row),
+                  flush=True)  # fmt: skip
     return found
 
 
@@ -316,7 +382,7 @@ def encoder(layers: int, width: int, heads: int) -> bytes:
         mixed = add("MatMul", [add("Softmax", [scores], f"a{k}", axis=-1), parts["v"]], f"o{k}")
         mixed = add("Reshape", [add("Transpose", [mixed], f"p{k}", perm=[0, 2, 1, 3]), "joined"], f"r{k}")
         mixed = add("Add", [add("MatMul", [mixed, weight(f"wo{k}", width, width)], f"u{k}"),
-                            const(f"bo{k}", np.zeros(width))], f"v{k}")  # fmt: skip
+                            const(f"bo{k}", np.zeros(width))], f"mixed{k}")  # fmt: skip
         x = net.normal(add("Add", [x, mixed], f"x{k}"), f"g{k}", width)
         inner = add("Add", [add("MatMul", [x, weight(f"e{k}", width, 4 * width)], f"f{k}"),
                             const(f"be{k}", np.zeros(4 * width))], f"i{k}")  # fmt: skip
@@ -324,7 +390,7 @@ def encoder(layers: int, width: int, heads: int) -> bytes:
         bent = add("Erf", [add("Mul", [inner, const(f"root{k}", 0.5**0.5)], f"ro{k}")], f"er{k}")
         inner = add("Mul", [half, add("Add", [bent, const(f"unit{k}", 1.0)], f"on{k}")], f"gelu{k}")
         outer = add("Add", [add("MatMul", [inner, weight(f"d{k}", 4 * width, width)], f"j{k}"),
-                            const(f"bd{k}", np.zeros(width))], f"k{k}")  # fmt: skip
+                            const(f"bd{k}", np.zeros(width))], f"outer{k}")  # fmt: skip
         x = net.normal(add("Add", [x, outer], f"y{k}"), f"h{k}", width)
     net.output(x, net.float)
     return net.model()
@@ -356,6 +422,7 @@ class Network:
         self._dtype = np.float16 if half else np.float32
         self._nodes, self._weights = list[Any](), list[Any]()
         self._inputs, self._outputs = list[Any](), list[Any]()
+        self._made = set[str]()
 
     def input(self, name: str, type: int, shape: list[Any]) -> None:
         self._inputs.append(helper.make_tensor_value_info(name, type, shape))
@@ -371,6 +438,8 @@ class Network:
         return self.const(name, self.rng.standard_normal(shape) / np.sqrt(shape[0]))
 
     def add(self, op: str, inputs: list[str], output: str, **attrs: Any) -> str:
+        assert output not in self._made, output
+        self._made.add(output)
         self._nodes.append(helper.make_node(op, inputs, [output], **attrs))
         return output
 

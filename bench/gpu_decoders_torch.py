@@ -51,12 +51,58 @@ def eager(weights: dict[str, Any], layers: int, width: int, heads: int) -> Step:
 
 
 def compiled(weights: dict[str, Any], layers: int, width: int, heads: int, most: int) -> Step:
+    forward, count = static(weights, layers, width, heads, most), [0]
+    made = torch.compile(forward, mode="reduce-overhead", fullgraph=True)
+
+    @torch.inference_mode()
+    def step(token: int) -> Any:
+        there, at = torch.tensor([[token]], device="cuda"), torch.tensor([count[0]], device="cuda")
+        count[0] += 1
+        return made(there, at).float().cpu().numpy()
+
+    return step
+
+
+class Graphed:
+    """The compiled step in a CUDA graph that is recorded by hand: token and place have memory of their own."""
+
+    def __init__(self, weights: dict[str, Any], layers: int, width: int, heads: int, most: int) -> None:
+        made = torch.compile(static(weights, layers, width, heads, most), fullgraph=True)
+        self._given = torch.zeros(2, dtype=torch.int64).pin_memory()
+        self._there = torch.zeros(2, dtype=torch.int64, device="cuda")
+        token, at = self._there[:1].view(1, 1), self._there[1:]
+        self.stream, self._graph, self._count = torch.cuda.Stream(), torch.cuda.CUDAGraph(), 0
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.inference_mode(), torch.cuda.stream(self.stream):
+            for _ in range(3):  # it writes place 0 of the cache, which the first token writes again
+                made(token, at)
+            self.stream.synchronize()
+            with torch.cuda.graph(self._graph, stream=self.stream):
+                self._logits = made(token, at).float()
+            self._out = torch.empty(self._logits.shape, pin_memory=True)
+        torch.cuda.synchronize()
+        self.replay = self._graph.replay
+
+    @torch.inference_mode()
+    def __call__(self, token: int) -> Any:
+        self._given[0], self._given[1] = token, self._count
+        self._count += 1
+        with torch.cuda.stream(self.stream):
+            self._there.copy_(self._given, non_blocking=True)
+            self._graph.replay()
+            self._out.copy_(self._logits, non_blocking=True)
+        self.stream.synchronize()
+        return self._out.numpy().copy()
+
+
+def static(weights: dict[str, Any], layers: int, width: int, heads: int, most: int) -> Callable[[Any, Any], Any]:
+    """The network over a cache with room for all tokens: a token and its place."""
     model = Decoder(weights, layers, width, heads)
     dtype = model.w["words"].dtype
     shape = 1, heads, most, width // heads
     keys = [torch.zeros(shape, dtype=dtype, device="cuda") for _ in range(layers)]
     values = [torch.zeros(shape, dtype=dtype, device="cuda") for _ in range(layers)]
-    places, count = torch.arange(most, device="cuda"), [0]
+    places = torch.arange(most, device="cuda")
 
     def forward(token: Any, at: Any) -> Any:
         mask = (places <= at)[None, None, None, :]
@@ -68,12 +114,4 @@ def compiled(weights: dict[str, Any], layers: int, width: int, heads: int, most:
 
         return model(token, at, attend)
 
-    made = torch.compile(forward, mode="reduce-overhead", fullgraph=True)
-
-    @torch.inference_mode()
-    def step(token: int) -> Any:
-        there, at = torch.tensor([[token]], device="cuda"), torch.tensor([count[0]], device="cuda")
-        count[0] += 1
-        return made(there, at).float().cpu().numpy()
-
-    return step
+    return forward

@@ -57,6 +57,12 @@ class Elsewhere(CLaunch):
     def set(self, at: int, value: Any) -> None:
         self.arguments[at] = value
 
+    def number(self, at: int, value: int) -> None:
+        self.set(at, np.int32(value))
+
+    def spread(self, grid: Sequence[int]) -> None:
+        self.grid = (*grid, 1, 1)[:3]
+
     def __call__(self) -> None:
         self.queue.launches += 1
         self.queue.pending = True

@@ -251,12 +251,12 @@ def test_choice(rng: np.random.Generator) -> None:
     assert solver_of(Case("MatMul", [normal(rng, 48, 64), normal(rng, 64)])) == "opencl.gemv"
 
 
-def test_a_row_that_reads_much_is_divided_among_units() -> None:
+def test_a_row_that_reads_much_is_divided_among_units(rng: np.random.Generator) -> None:
     """One row has little to compute, and waits for its weights: units read them together."""
     device = open_device("CPU")
     solver = next(s for s in solvers() if s.id == "opencl.matmul")
     for depth, columns, items in ((32, 64, 1), (256, 1024, 2), (1024, 256, 2)):
-        problem = Case("MatMul", [normal(1, depth), normal(depth, columns)], constant=B).problem()
+        problem = Case("MatMul", [normal(rng, 1, depth), normal(rng, depth, columns)], constant=B).problem()
         target = replace(device.target, units=2)
         (call,) = solver.calls(problem, solver.default(problem, target), target)
         assert min(math.prod(call.grid), 2) == items

@@ -49,9 +49,9 @@ def script(tmp_path: Path) -> Iterator[Script]:
         ("exit 7", "it ended with status 7"),
         ("echo 'kernel.c:1: it is wrong' >&2; exit 1", "kernel.c:1: it is wrong"),
         ("printf '\\377\\376\\200 %s' \"$*\"; exit 1", "\N{REPLACEMENT CHARACTER}"),
-        ("exit 0", "no shared object"),
-        ("for last; do :; done; echo garbage > $last", "no shared object"),
-        ("head -c 3000000 /dev/urandom; exit 0", "no shared object"),
+        ("exit 0", "not a shared object"),
+        ("for last; do :; done; echo garbage > $last", "not a shared object"),
+        ("head -c 3000000 /dev/urandom; exit 0", "not a shared object"),
         ("head -c 3000000 /dev/zero | tr '\\0' x; exit 1", "xxxxxxxxxx"),
     ],
 )

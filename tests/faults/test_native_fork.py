@@ -151,11 +151,11 @@ def test_fork_while_kernels_are_compiled(tmp_path: Path) -> None:
         + """
 from tunewright.plugins.single import open_device
 from tunewright.devices.native import compiler, programs
-device, slow = open_device("CPU"), compiler.Compiler.build
+device, slow = open_device("CPU"), compiler.ClangCommands.build
 def build(*arguments):
     time.sleep(0.05)
     return slow(*arguments)
-compiler.Compiler.build = build
+compiler.ClangCommands.build = build
 texts = [f"EXPORT void k{n}(const unsigned long long* a, int b, int e, int x, int y) {{}}".replace(
     "EXPORT", "#define EXPORT __attribute__((visibility(\\"default\\")))\\nEXPORT") for n in range(12)]
 names = [f"k{n}" for n in range(12)]

@@ -14,11 +14,13 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ..errors import ModelError
 from ..ir.graph import Graph, Node, Value
 from ..ir.graph_text import format_epilogue
 from ..ir.types import TensorType, Type
 from ..ops.internal.half_weights import PRODUCTS, is_half_of
 from ..ops.internal.reorder import REORDER
+from ..ops.internal.row_counts import GATHERED
 from ..ops.internal.strided_attention import MULTI_HEAD, OWN, STRIDED, Place, main_attrs, separate
 from ..ops.onnx.attention import NAN_ROWS
 from ..ops.standard import is_complete, make_attribute, split_name, type_to_proto
@@ -135,6 +137,9 @@ class _Exporter:
         notes = self.notes.get(node)
         if node.op == REORDER:  # shapes are logical, so a reorder changes nothing for other engines
             return helper.make_node("Identity", inputs, outputs, name=node.name)
+        if node.op == GATHERED:
+            what = "computes sizes of its results inside a launch, which ONNX has no form for"
+            raise ModelError(what, where=f"node {node.name!r}", hint="export the stage optimized")
         if node.bodies:
             formal = inputs[: len(inputs) - node.captures]
             made = helper.make_node(op, formal, outputs, name=node.name, domain=domain)

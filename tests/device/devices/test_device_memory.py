@@ -436,7 +436,7 @@ def test_other_ways_to_use_a_gpu_are_listed_as_such(monkeypatch):
     from tunewright.plugins import single
 
     names = ["CPU", "CPU.HOST", "GPU.0", "GPU.0.OPENCL", "GPU.1", "NULL"]
-    monkeypatch.setattr(single, "available", lambda: (dict.fromkeys(names, object), {}))
+    monkeypatch.setattr(single, "available", lambda: ({n: SimpleNamespace(is_hidden=n == "NULL") for n in names}, {}))
     assert single.visible() == ["CPU", "GPU.0", "GPU.1"]
     assert single.visible(alternatives=True) == names[:-1]
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tunewright import Core, TunewrightError
+from tunewright import Core, ModelError, TunewrightError
 from tunewright.frontend.export import DOMAIN, to_model
 from tunewright.ir.graph import Fused, Graph
 from tunewright.ir.types import DType, TensorType
@@ -162,7 +162,11 @@ def test_every_operator_survives_the_way_out_and_back(step):
             continue
         for stage in STAGES:
             try:
-                proto, want = exported(case.model, inputs, stage)
+                try:
+                    proto, want = exported(case.model, inputs, stage)
+                except ModelError as error:  # what computes sizes inside a launch has no form in ONNX, and says so
+                    assert stage == "executed" and "inside a launch" in str(error)
+                    continue
                 onnx.checker.check_model(proto)
                 got = core.compile_model(proto.SerializeToString())(inputs)
                 assert list(got) == list(want)

@@ -249,8 +249,8 @@ def test_batches_are_really_measured(core, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "why"),
     [
-        ({"MODEL_PTR": 3}, SettingsError, "no model"),
-        ({"TIME_LIMIT": 1}, SettingsError, "no model"),
+        ({"MODEL_PTR": 3}, SettingsError, "is not a model"),
+        ({"TIME_LIMIT": 1}, SettingsError, "is not a model"),
         ({"MODEL_PTR": "model", "TIME_LIMIT": 0}, SettingsError, "above 0"),
         ({"MODEL_PTR": "model", "BATCHES": 1}, SettingsError, "unknown setting BATCHES"),
         ({"MODEL_PTR": "open"}, InputError, "other open dimensions"),

@@ -398,7 +398,7 @@ def test_lent_tensors_find_a_device_that_reaches_them(two, monkeypatch):
         ("AUTO:CPU,MULTI:CPU", "several devices itself"),
         ("BATCH", "no device is named"),
         ("BATCH:CPU,CPU.HOST", "2 devices"),
-        ("BATCH:CPU(1)", "no batch"),
+        ("BATCH:CPU(1)", "combines no requests"),
     ],
 )
 def test_names_that_are_wrong(device, match):

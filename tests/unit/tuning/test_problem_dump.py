@@ -232,7 +232,9 @@ WRONG = {
     "it is not JSON (": '{"problem":' + "[" * 100_000,
     "Exceeds": '{"problem": ' + "9" * 10_000 + "}",
     "is not JSON": b"\xff\xfe{}",
-    "no text": line(problem=problem_json.to_json(relu()) | {"attrs": {"a": "\ud800"}}, key="Relu(\ud800)"),
+    "its text cannot be decoded": line(
+        problem=problem_json.to_json(relu()) | {"attrs": {"a": "\ud800"}}, key="Relu(\ud800)"
+    ),
     "longer than": '{"problem": "' + "x" * (1 << 20) + '"}',
     "is not a type": line(problem=problem_json.to_json(relu()) | {"inputs": ["float32[-1]"]}),
 }

@@ -17,7 +17,9 @@ from tunewright.ir.types import DType, TensorType, Type
 from ..base import Attrs, Operands, OpSpec, Sample
 from ..onnx.tensors import detection, indexing
 
-#: operations of ONNX's, and the same with a count
+#: the node that operations with row counts become in a plan, together with all that follows
+GATHERED = "tunewright::Counted"
+#: ONNX's operations, and the same with a count
 COUNTED: Mapping[str, str] = {op: f"tunewright::{op}" for op in ("NonZero", "Compress", "NonMaxSuppression", "Unique")}
 #: the other way round
 PLAIN_OP: Mapping[str, str] = {counted: op for op, counted in COUNTED.items()}

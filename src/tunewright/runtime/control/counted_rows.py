@@ -184,7 +184,11 @@ class _Staged:
     def few(self, counter: Counter, rows_for: Callable[[Whole], list[Row]], most: int) -> list[Row]:
         """The same for a number that is never as large as others."""
         begin = self.writer.nbytes
-        return self.apart_from(rows_for(most), counter, [*range(most)], rows_for, begin)
+        rows = self.apart_from(rows_for(most), counter, [*range(most)], rows_for, begin)
+        cases = rows[0].cases if rows and isinstance(rows[0], Cases) else {}
+        if len(cases) < most:  # no guard tells the launch that its rows are wrong for other numbers
+            raise NotRows(f"not every number of rows up to {most} has rows of its own")
+        return rows
 
     def apart_from(
         self, general: list[Row], counter: Counter, numbers: Sequence[int], rows_for: Callable[[Whole], list[Row]],
@@ -295,7 +299,11 @@ class _Staged:
         room = with_dims(type, [upper(d, self.traced.bounds) for d in type.dims])
         if math.prod(map(hint, room.dims)) * type.dtype.itemsize > MOST_ROOM:
             raise NotRows(f"room for {room} would be too much")
-        counters = tuple(Counter() if is_late(d) else None for d in type.dims)
+        tensor = self.runner.node.outputs[k].tensor
+        declared = [None] * len(type.dims) if tensor is None or tensor.shape is None else tensor.shape
+        # a size that is known in one stage may be another one in the next: at most one row, or none
+        open_ = [is_late(d) or not isinstance(s, int | SymInt) for d, s in zip(type.dims, declared, strict=True)]
+        counters = tuple(Counter() if one else None for one in open_)
         found = Ragged(k, room, counters[0] or Counter(), 1, told=counters)
         self.writer.ragged.append(found)
         return found

@@ -18,7 +18,7 @@ from tunewright.ir.symbolic import SymArray, SymInt
 from tunewright.ir.types import DType, TensorType, Type
 from tunewright.ops.control_types import static
 from tunewright.ops.internal.append import STANDS_FOR
-from tunewright.ops.internal.row_counts import COUNTED
+from tunewright.ops.internal.row_counts import COUNTED, GATHERED
 from tunewright.solvers.base import attrs_at_hand
 
 from ..plans.plan import Counts
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ..requests.executor import Executor
 
 LOG = logging.getLogger("tunewright")
-#: the node that such steps become
-GATHERED = "tunewright::Counted"
 #: attempts with fewer and fewer of the nodes behind
 ATTEMPTS = 6
 

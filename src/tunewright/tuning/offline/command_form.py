@@ -82,7 +82,7 @@ CLASSES: Mapping[str, OpClass] = {
             " EyeLike Flatten Gather GatherElements GatherND Identity NonMaxSuppression NonZero OneHot Pad Pieces"
             " Pixels QLinearConcat Range Reorder ReorgYolo"
             " Reshape ReverseSequence Scatter ScatterElements ScatterND ShuffleChannels Slice SpaceToDepth Split"
-            " Squeeze TensorScatter Tile Transpose Trilu Unsqueeze"
+            " Squeeze TensorScatter Tile Transpose Trilu Unique Unsqueeze"
         ),
         example="move --op Transpose --input 'float32[1,128,12,64]' --perm 0,2,1,3",
     ),

@@ -91,6 +91,7 @@ INLINE void keep(GLOBAL f32* kept, int count, Box box) {
   kept[4 * LANES + l] = box.area;
 }
 """
+#: Blocks of low scores are passed over, but not on OpenCL: Intel's runtime crashes in that loop.
 _SELECT = """
 const i64 given = LIMIT;
 const int most = given < 0 ? 0 : given < MOST ? (int)given : MOST;
@@ -102,6 +103,12 @@ for (int group = GID(0) * EACH; group < stop; group++) {
   GLOBAL const f32* score = scores + (i64)group * BOXES;
   GLOBAL const f32* box = boxes + (i64)(group / CLASSES) * BOXES * 4;
   int size = 0, count = 0;
+#ifdef __OPENCL_VERSION__
+  for (int i = 0; i < BOXES && most; i++) {
+    heap[size] = candidate(score[i], i);
+    size += PASSES(score[i]);
+  }
+#else
   for (int i = 0; i < BOXES && most; i += LANES) {
     const int end = i + LANES < BOXES ? i + LANES : BOXES;
     int any = end < i + LANES;
@@ -113,6 +120,7 @@ for (int group = GID(0) * EACH; group < stop; group++) {
       size += PASSES(score[j]);
     }
   }
+#endif
   for (int i = size / 2 - 1; i >= 0; i--) sink(heap, size, i, heap[i]);
   while (size > 0 && count < most) {
     const int index = (int)~(u32)heap[0];

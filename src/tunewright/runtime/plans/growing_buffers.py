@@ -1,9 +1,9 @@
-"""Tensors that grow from inference to inference: results with room to spare, which the next inference appends to.
+"""Tensors that grow from inference to inference: results with spare rows, to which the next inference appends.
 
-A `GrowingBuffer` is memory of a result with more rows than are used. What the caller gets is a view of the rows in use,
-which cannot be written to; given back as an input it is recognised. The inference that continues the newest view
-appends in place; any other one (an older view, a second continuation, a copy) begins a buffer of its own with a copy of
-the past. So old views keep what they showed.
+A `GrowingBuffer` is the memory of a result, with more rows than are used. The caller gets a read-only view of the rows
+in use. The request recognises this view when the caller passes it as an input. An inference that continues the newest
+view appends in place. Any other inference (from an older view, a second continuation, a copy) starts a new buffer with
+a copy of the past. So old views keep their contents.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tunewright.devices.base import address
 from tunewright.ir.symbolic import LEAST
 from tunewright.passes.attention.grow_states import MOST_NEW
 
-#: rows that must be free behind the past, so that new ones are written there
+#: rows that must be free behind the past for new rows to be written there
 ROOM = LEAST + MOST_NEW
 
 
 @dataclass(frozen=True)
 class Filled:
-    """An input with room for all rows, into which a result of the same shape may be written, where it was let go."""
+    """An input with room for all rows. A result of the same shape may be written into it after `let_go`."""
 
     input: int
     output: int
@@ -40,7 +40,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class GrowingState:
-    """An input that is continued by a result of the same plan."""
+    """An input that a result of the same plan continues."""
 
     input: int
     output: int
@@ -49,18 +49,18 @@ class GrowingState:
     storage: int
     step: int
     axis: int
-    #: new rows of one inference
+    #: new rows per inference
     rows: int
 
 
 class GrowingBuffer(np.ndarray[Any, Any]):
-    """Memory of a result that grows, and how many of its rows are in use.
+    """Memory of a growing result, and how many of its rows are in use.
 
-    It owns its bytes, so that numpy makes it the base of the one array of all rows, and that array the base of all
-    views. This is how a view is recognised, and why its memory lives as long as any view.
+    The buffer owns its bytes. So numpy makes it the base of the array of all rows, and makes that array the base of all
+    views. `buffer_of` recognises views by these bases, and any view keeps the memory alive.
     """
 
-    #: where the rows begin: in memory, and in its bytes
+    #: where the rows begin: as an address, and as an offset in the bytes
     begin: int
     offset: int
     axis: int
@@ -69,7 +69,7 @@ class GrowingBuffer(np.ndarray[Any, Any]):
 
     @staticmethod
     def rows(shape: tuple[int, ...], dtype: np.dtype[Any], axis: int, used: int) -> np.ndarray[Any, Any]:
-        """All rows of a new buffer, read-only."""
+        """Make a buffer and return all its rows, read-only."""
         memory = GrowingBuffer((math.prod(shape) * dtype.itemsize + 64,), np.uint8)
         where = address(memory)
         offset = -where % 64
@@ -81,7 +81,8 @@ class GrowingBuffer(np.ndarray[Any, Any]):
 
 
 def buffer_of(array: Any) -> GrowingBuffer | None:
-    """The buffer that an array is rows of; None: it is no view of one, or not of all that belongs to some rows."""
+    """Return the buffer whose rows an array shows. None: the array is no view of a buffer, or shows only parts of rows.
+    """
     every: Any = array.base if type(array) is np.ndarray else None
     buffer = every.base if type(every) is np.ndarray else None
     if type(buffer) is not GrowingBuffer or array.strides != every.strides or array.dtype != every.dtype:
@@ -91,46 +92,47 @@ def buffer_of(array: Any) -> GrowingBuffer | None:
 
 
 def is_view(array: Any) -> bool:
-    """Whether it is a view of rows of a buffer, which lie apart."""
+    """Whether an array is a view of rows of a buffer; its rows may lie apart."""
     return buffer_of(array) is not None
 
 
 class Growing:
-    """The results of a plan that grow, in one request: where they are, and how the next ones continue them."""
+    """The growing results of a plan in one request: where they are, and how the next results continue them."""
 
     def __init__(self, states: Sequence[GrowingState]) -> None:
         self.states = states
-        #: rows that each inference adds to all of them; 0: to each another number
+        #: rows that each inference adds to every result; 0: the results differ in this
         self._rows = states[0].rows if len({one.rows for one in states}) == 1 else 0
         self._before = [(slice(None),) * one.axis for one in states]
-        #: the memory and all rows of each, those that the caller was given last, and how many rows each past has
+        #: for each result: its memory, all its rows, the view that the caller got last, and the number of past rows
         self._buffers: list[GrowingBuffer] = []
         self._whole: list[np.ndarray[Any, Any]] = []
         self._newest: list[np.ndarray[Any, Any]] = []
         self._past: list[int] = []
-        #: rows behind each past, the new ones included
+        #: rows behind each past, including the new ones
         self.spare = 0
-        #: of each state: is the past copied, and how far its outer rows are apart
+        #: for each state: whether the past is copied, and the distance of its outer rows in elements
         self.copied: list[tuple[bool, int]] = []
-        #: pasts and results lie where those of the inference before did, and nothing was or is copied
+        #: pasts and results lie where they lay in the last inference, which copied nothing; this one copies nothing
+        #: either
         self.stays = False
 
     def next_spare(self, pasts: Sequence[Any]) -> int | None:
-        """What `take` will answer for results that the caller was given last; None: they are others, or are full."""
+        """What `take` will answer for the results that the caller got last. None: ``pasts`` are others, or are full."""
         spare = self.spare - self._rows
         is_next = self._newest and self._rows and spare >= ROOM and all(map(is_, pasts, self._newest))
         return spare if is_next else None
 
     def take(self, pasts: Sequence[np.ndarray[Any, Any]]) -> int:
-        """Decide for each past whether it is continued in place, which is then done. Answers `spare`."""
+        """Decide for each past whether to continue it in place, and claim its new rows. Returns `spare`."""
         spare = self.next_spare(pasts)
-        self._newest = []  # until there are others
+        self._newest = []  # until there are new views
         if spare is None or not self._continue():
             self._begin(pasts)
         return self.spare
 
     def _continue(self) -> bool:
-        """Append to all buffers, unless another request did."""
+        """Claim new rows in all buffers. False: another request has appended."""
         rows, buffers = self._rows, self._buffers
         past = [used + rows for used in self._past]
         with _lock:
@@ -148,7 +150,7 @@ class Growing:
         return True
 
     def _begin(self, pasts: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Find the buffer of each past, and make one where there is none that has room."""
+        """Find the buffer of each past. Make a new one where none has room."""
         states, self.stays = self.states, False
         self._buffers, self._whole, self.copied = [], [], []
         found = _continued(pasts, [one.rows for one in states])
@@ -168,11 +170,11 @@ class Growing:
             self.copied.append((copies, _apart(past, axis)))
 
     def begins(self) -> dict[int, int]:
-        """Where the results are, by storage."""
+        """Addresses of the results, by storage."""
         return {one.storage: buffer.begin for one, buffer in zip(self.states, self._buffers, strict=True)}
 
     def memory(self, wanted: Collection[int]) -> dict[int, np.ndarray[Any, Any]]:
-        """The memory of those results whose storages are wanted."""
+        """The memory of the results whose storages are wanted."""
         return {
             one.storage: np.ndarray((every.nbytes,), np.uint8, buffer, buffer.offset)
             for one, every, buffer in zip(self.states, self._whole, self._buffers, strict=True)
@@ -180,7 +182,7 @@ class Growing:
         }
 
     def views(self) -> list[np.ndarray[Any, Any]]:
-        """The results: rows in use, which the caller cannot write to."""
+        """The results: read-only views of the rows in use."""
         self._newest = [
             every[(*before, slice(used + one.rows))]
             for every, before, one, used in zip(self._whole, self._before, self.states, self._past, strict=True)
@@ -189,7 +191,7 @@ class Growing:
 
 
 def _apart(array: np.ndarray[Any, Any], axis: int) -> int:
-    """How many elements outer rows are apart."""
+    """The distance of outer rows, in elements."""
     return array.strides[axis - 1] // array.itemsize if axis else array.size
 
 
@@ -197,16 +199,16 @@ _lock = threading.Lock()
 
 
 def _continued(pasts: Sequence[Any], rows: Sequence[int]) -> list[GrowingBuffer | None]:
-    """For each array the buffer to which its number of rows is appended in place. They are in use from now on.
+    """For each array, claim its number of rows in its buffer, to append in place. Returns the buffers.
 
-    None: there is none, or it has less room, or others were appended to it since.
+    None: the array has no buffer, the buffer has too little room, or other rows were appended since.
     """
     found = [buffer_of(past) for past in pasts]
     with _lock:
         for at, (buffer, past, more) in enumerate(zip(found, pasts, rows, strict=True)):
             if buffer is None:
                 continue
-            # rows that begin behind the first one are fewer than those in use
+            # a view that begins behind the first row has fewer rows than are in use
             if past.shape[buffer.axis] != buffer.used or buffer.used + max(more, ROOM) > buffer.capacity:
                 found[at] = None
             else:
@@ -215,7 +217,7 @@ def _continued(pasts: Sequence[Any], rows: Sequence[int]) -> list[GrowingBuffer 
 
 
 def _in_child() -> None:
-    """Who held the lock in the parent of a fork is not here."""
+    """Replace the lock in a forked child: the thread that held it does not exist there."""
     global _lock
     _lock = threading.Lock()
 
@@ -224,21 +226,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
-#: arrays that nobody will look at again, by their ids
+#: arrays that their callers will not read again, by id
 _LET_GO: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
 
 
 def let_go(array: Any) -> None:
-    """Nobody but the next inference that takes this array will look at it: results may be written into it."""
+    """Declare that only the next inference that takes this array will read it: results may be written into it."""
     if type(array) is np.ndarray and array.flags.c_contiguous and array.flags.writeable and not is_view(array):
         _LET_GO[id(array)] = array
 
 
 def keep(array: Any) -> bool:
-    """Take back `let_go`; True where it was let go."""
+    """Undo `let_go`. Returns whether the array was let go."""
     return _LET_GO.pop(id(array), None) is array
 
 
 def grown(rows: int) -> int:
-    """Rows of a new buffer: twice the rows that are needed, so that copies cost one row each on average."""
+    """Rows of a new buffer: at least twice the rows that are needed, so that copies cost one row each on average."""
     return max(64, 1 << (2 * rows - 1).bit_length())

@@ -31,8 +31,8 @@ class SlotPlace(enum.Enum):
     INPUT = "input"  # the caller's array
     CONST = "const"  # a weight
     ARENA = "arena"  # the plan's arena
-    RESULT = "result"  # made anew for each inference: it, or a view of it, is an output of the model
-    DYNAMIC = "dynamic"  # made by the step, because the shape depends on data or it is no plain tensor
+    RESULT = "result"  # made anew for each inference: the slot, or a view of it, is an output of the model
+    DYNAMIC = "dynamic"  # made by the step, because the shape depends on data or the value is no plain tensor
 
 
 class Counts(enum.Enum):
@@ -53,7 +53,7 @@ class Slot:
     const: np.ndarray[Any, Any] | None = field(default=None, compare=False)
     storage: int = -1
     offset: int = 0
-    #: of a constant that was rearranged for a kernel: what it was
+    #: where the slot is a constant that was packed for a kernel: the packed constant
     packed: Packed | None = field(default=None, compare=False, repr=False)
 
 
@@ -66,10 +66,10 @@ class Step:
     outs: tuple[int, ...]
     kernel: Kernel | None = None
     control: Control | None = None
-    #: of control flow that is part of a launch
+    #: where the step is control flow inside a launch: its rows
     block: Block | None = None
     choice: Choice | None = None
-    #: nothing moves: the output is a view of the input, or was written in place
+    #: the step moves nothing: its output is a view of its input, or was written in place
     optimized_out: bool = False
     #: dynamic slots that nobody reads after this step
     release: tuple[int, ...] = ()
@@ -83,7 +83,7 @@ class Step:
 
     @property
     def part(self) -> Part:
-        """It as a device links it."""
+        """The step as a device links it."""
         run = self.block or self.kernel
         assert run is not None
         return Part(run, self.ins, self.outs, self)
@@ -91,7 +91,7 @@ class Step:
 
 @dataclass(eq=False)
 class Segment:
-    """Neighbouring steps that are one executable."""
+    """Neighbouring steps that form one executable."""
 
     steps: list[Step]
     #: makes the executable; None: control flow that the request runs itself
@@ -99,20 +99,22 @@ class Segment:
 
     @cached_property
     def executable(self) -> Executable | None:
-        """Linked once, when the first request binds it: plans of bodies that are part of others never are."""
+        """The executable, linked when the first request binds it. The plan of a body inside another plan is never
+        linked."""
         return None if self.link is None else self.link()
 
     @property
     def slots(self) -> set[int]:
-        """Everything that it reads or writes."""
+        """Every slot that the segment reads or writes."""
         return {i for step in self.steps for i in (*step.ins, *step.outs) if i >= 0}
 
 
 @dataclass(eq=False)
 class Plan:
-    """Everything that one set of input types needs. Immutable once made; requests bring their own memory."""
+    """Everything that inference needs for one set of input types. Immutable once made; requests bring their own memory.
+    """
 
-    #: where it runs
+    #: where the plan runs
     device: Device
     types: tuple[Type | None, ...]
     inputs: tuple[int, ...]
@@ -124,12 +126,13 @@ class Plan:
     results: dict[int, int]
     #: where each output comes from: a slot, or an output of the rest
     outputs: list[tuple[str, int]]
-    #: what runs after this segment, when shapes depended on data, and the slots that it takes
+    #: what runs after this plan if shapes depend on data, and the slots that it takes
     rest: Program | None = None
     rest_inputs: tuple[int, ...] = ()
-    #: for which other shapes it holds, and what changes with them; types and sizes here are those that it was made for
+    #: other shapes that the plan serves, and what changes with them; the plan's own types and sizes are those it was
+    #: made for
     template: Template | None = None
-    #: of a body in a plan for a class of shapes: what of it depends on sizes
+    #: where the plan is of a body, in a plan for a class of shapes: its parts that depend on sizes
     open: Open | None = None
     #: all that runs, in order
     segments: list[Segment] = field(default_factory=list)
@@ -151,7 +154,7 @@ class Plan:
 
 
 def static_tensor(type: Type | None) -> TensorType | None:
-    """The type, where its bytes can be planned: a tensor of known shape and plain elements."""
+    """Return the type if its bytes can be planned: a tensor of known shape and plain elements. Otherwise None."""
     if isinstance(type, TensorType) and type.is_static and type.dtype is not DType.STRING:
         return type
     return None

@@ -1,4 +1,4 @@
-"""A `Program`: a graph with open shapes, and a bounded cache with a plan for each set of concrete ones."""
+"""A `Program`: a graph with open shapes, and a bounded cache of plans, one per set of input types."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from .template import Traced
 
 LOG = logging.getLogger("tunewright")
-#: after this number of shapes without a plan for their class, no such plan is attempted any more
+#: after so many failures in a row, the program attempts no more plans for classes of shapes
 MOST_ATTEMPTS = 2
-#: how many times as large or small sizes are for which another plan would do better
+#: factor between sizes from which on another plan would be faster
 FAR = 8.0
-#: seconds until a plan is begun that nobody waits for
+#: delay in seconds before a plan is made that no request waits for
 SOON = 0.05
-#: shapes that are remembered, for which plans were made beside what runs
+#: how many plans made beside requests a program remembers, by types
 MOST_BESIDE = 256
 
 
 @dataclass
 class Environment:
-    """What lowering needs: the device, who chooses, and kernels that were compiled already."""
+    """What lowering needs: the device, the tuner, the settings, and kernels that are already compiled."""
 
     device: Device
     tuner: Tuner
@@ -63,21 +63,22 @@ class Environment:
     context: Context
     #: kernels that some plan still uses
     kernels: WeakValueDictionary[tuple[str, str, str], Kernel] = field(default_factory=WeakValueDictionary)
-    #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
+    #: (constant, arrangement) -> the packed constant, as long as some plan uses it
     _packed: WeakValueDictionary[tuple[int | Stored, str], Packed] = field(default_factory=WeakValueDictionary)
     _on_host: Environment | None = None
-    #: what making plans took so far
+    #: time that making plans has taken so far
     phases: Phases = field(default_factory=Phases)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def serves_classes(self) -> bool:
-        """Plans may be for classes of shapes: nothing is searched or locked for exact ones."""
+        """Whether plans may be for classes of shapes: nothing is searched or locked for exact shapes."""
         wanted = self.settings.shape_templates and self.device.serves_classes and self.device.compiles
         return wanted and self.tuner.serves_classes
 
     def compile(self, choice: Choice, problem: Problem) -> Kernel:
-        """The kernel for a choice; equal problems share one. See `prepare`."""
+        """Return the kernel for a choice. Equal problems share one kernel. `prepare` compiles what the kernel needs to
+        run."""
         key = _name_of(choice, problem)
         with self._lock:
             kernel = self.kernels.get(key)
@@ -87,20 +88,20 @@ class Environment:
             return kernel
 
     def beside(self, tuner: Tuner, kernels: Iterable[tuple[Choice, Problem, Kernel]]) -> Environment:
-        """The same with another tuner, for a plan that is made while requests run: it shares what was compiled and
-        packed, and no lock. ``kernels``: some that are compiled already, which the caller keeps until the plan is made.
-        """
+        """Copy this environment with another tuner, for a plan that is made while requests run. The copy shares
+        compiled kernels and packed constants, but no lock. ``kernels``: more compiled kernels; the caller keeps them
+        until the plan is made."""
         with self._lock:
             known = WeakValueDictionary(self.kernels)
         known.update({_name_of(choice, problem): kernel for choice, problem, kernel in kernels})
         return replace(self, tuner=tuner, kernels=known, _on_host=None, phases=Phases(), _lock=threading.Lock())
 
     def giving_way(self) -> Environment:
-        """The same for a plan that is made while requests run: compilers give way to them."""
+        """Copy this environment for a plan that is made while requests run: compilers give way to requests."""
         return replace(self.beside(self.tuner, ()), settings=replace(self.settings, gpu_host_task_priority="LOW"))
 
     def posed(self, choice: Choice, before: Kernel, problem: Problem) -> Kernel:
-        """The kernel for a problem of a class of shapes: as chosen before, unless that does not solve it."""
+        """Return the kernel for a problem of a class of shapes, with the choice from before if this still solves it."""
         if self.tuner.why_not(choice.solver, problem, self.device) is not None:
             kernel = self.compile(self.tuner.choose(problem, self.device), problem)
         else:
@@ -115,7 +116,7 @@ class Environment:
             kernel.prepare()
 
     def without_compiler(self, error: NoCompiler) -> Environment:
-        """The same on the host, for what needs kernels that cannot be compiled here."""
+        """Return this environment on the host, for models whose kernels cannot be compiled here."""
         if not self.settings.host_fallback:
             raise error
         _tell(self.device.name, str(error))
@@ -132,9 +133,9 @@ class Environment:
             yield
 
     def pack(self, packing: Packing, constant: Array, pool: Threads, keep: bool = True) -> Packed:
-        """A constant rearranged for a kernel, by one of a pool's threads; equal wishes share one.
+        """Pack a constant for a kernel, in a thread of the pool. Equal requests share one result.
 
-        Unless it is to ``keep`` the constant, nobody else will want it before it was read again.
+        Without ``keep``, the result is not shared: nobody else needs the constant until it is read again.
         """
         origin = stored(constant)
         if origin is None and not keep:
@@ -175,7 +176,7 @@ def _tell(device: str, why: str) -> None:
 
 
 def like_nothing(array: Array) -> Array:
-    """What an array was like, without its memory."""
+    """An array of the same shape and element type that takes no memory."""
     return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
@@ -184,7 +185,7 @@ ArraySignature: TypeAlias = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 
 
 def like(values: Sequence[Any], looks: ArraySignature) -> bool:
-    """They are plain arrays of these shapes and element types."""
+    """Whether all values are plain arrays of these shapes and element types."""
     if len(values) != len(looks):
         return False
     for value, (shape, dtype) in zip(values, looks, strict=True):
@@ -194,7 +195,7 @@ def like(values: Sequence[Any], looks: ArraySignature) -> bool:
 
 
 class Program:
-    """Plans of one graph. Safe to use from several threads, and in a forked child."""
+    """The plans of one graph. Safe to use from several threads, and in a forked child."""
 
     _live: ClassVar[WeakSet[Program]] = WeakSet()
 
@@ -202,52 +203,52 @@ class Program:
         self, graph: Graph, env: Environment, is_part: bool = False, open: Collection[tuple[int, int]] = (),
         repeated: bool = False,
     ) -> None:  # fmt: skip
-        """``is_part``: of a larger one. Then those sizes are ``open`` (input, axis) that are so in the larger one, and
-        those that were seen to change, whatever is declared."""
+        """``is_part``: the graph is part of a larger one. Then the sizes in ``open`` (input, axis) are open, and those
+        that were seen to change; declared sizes do not count."""
         self.graph, self.env, self._is_part, self._open = graph, env, is_part, open
-        #: it is the body of a loop, or inside of one
+        #: the graph is the body of a loop, or lies inside one
         self.repeated = repeated
-        #: which steps that make rows are part of launches
+        #: which steps that make rows may be part of launches
         self.counts = Counts.BEHIND
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
-        #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
+        #: the last plan and the arrays it was asked for with: to make and compare types takes longer
         self._last: tuple[ArraySignature, Plan] | None = None
         self._lock = threading.Lock()
-        #: plans for classes of shapes, the one that was made last at the end
+        #: plans for classes of shapes, the newest at the end
         self._classes: list[Plan] = []
-        #: of a body: the plans that are part of one for a class of shapes
+        #: if the graph is a body: its plans that are part of a plan for a class of shapes
         self._parts: dict[str, Plan] = {}
         self._serves_classes = env.serves_classes
-        #: how often in a row none could be made
+        #: how many attempts at such a plan have failed in a row
         self._untraceable = 0
-        #: input types whose plan serves them although a class of shapes would
+        #: input types that their own plan serves, although a class of shapes could
         self._preferred: set[tuple[Type | None, ...]] = set()
-        #: changes whenever a plan takes the place of another, which is then `retired`
+        #: changes whenever a plan replaces another one, which is then `retired`
         self.generation = 0
         self.retired: tuple[weakref.ref[Plan], ...] = ()
-        #: one is being made beside what runs, or could not be made
+        #: set while a plan is being made beside requests, and after that has failed
         self._growing = threading.Event()
         self._beginning = threading.Lock()
-        #: what has memory for some of the plans
+        #: executors that have memory for some of the plans
         self._executors: WeakSet[Executor] = WeakSet()
-        #: what was begun beside what runs: by whom, and for which types
+        #: plans that were begun beside requests: the function that makes the plan, and its types
         self._made_beside: OrderedDict[tuple[str, tuple[Type | None, ...]], None] = OrderedDict()
         self._live.add(self)
-        #: its weights are the only plan's
+        #: its weights were freed for its only plan
         self._spent = False
-        #: weights that are only in their file, from one plan to the next
+        #: weights that are only in their file between two plans
         self._stored: dict[Value, Stored] = {}
 
     @classmethod
     def in_child(cls) -> None:
-        """Who held a lock in the parent of a fork is not here."""
+        """Replace the locks in a forked child: the threads that held them do not exist there."""
         for program in list(cls._live):
             program._lock, program.env._lock = threading.Lock(), threading.Lock()
             program._beginning = threading.Lock()
             program._growing.clear()
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
-        """The plan for these values: one of a class of shapes where their sizes are open."""
+        """Return the plan for these values: one for a class of shapes where their sizes are open."""
         last = self._last
         if last is not None and like(inputs, last[0]):
             return last[1]
@@ -259,18 +260,19 @@ class Program:
         return plan
 
     def serves(self, plan: Plan, sizes: tuple[int, ...], spare: int) -> bool:
-        """Whether `plan_for` would answer this plan of a class of shapes for these sizes of its symbols, as it did for
-        others before; False may also mean that this is not known. ``spare``: rows to spare that are asked for next."""
+        """Whether `plan_for` would return this plan of a class of shapes for other sizes of its symbols. The plan has
+        served other sizes before. False may also mean that this is not known. ``spare``: the rows to spare that are
+        asked for next."""
         classes, template = self._classes, plan.template
         if template is None or not classes or classes[-1] is not plan or self._preferred:
             return False
         return template.distance(sizes) < FAR and template.misses(sizes, spare) == 0 and not template.is_measured(sizes)
 
     def plan(self, types: tuple[Type | None, ...], only: bool = False) -> Plan:
-        """The plan for these input types, made on first use; the least recently used one is dropped.
+        """Return the plan for these input types, made on first use. The cache drops the least recently used plan.
 
-        Weights that can be read again are freed as soon as they are packed, and what the graph keeps of them is what
-        they were like; if no other types will come (``only``), all are.
+        Packing frees weights that can be read again; the graph keeps only their shape and type. If no other types will
+        come (``only``), packing frees all weights.
         """
         with self._lock:
             plan = self._plans.get(types)
@@ -285,9 +287,10 @@ class Program:
             return plan
 
     def part(self, types: tuple[Type | None, ...], node: Node, traced: Traced, key: str = "") -> Plan:
-        """The plan of a node's body with symbolic sizes, made on first use, as part of a plan for a class of shapes.
+        """Return the plan of a node's body with symbolic sizes, as part of a plan for a class of shapes. Made on first
+        use.
 
-        ``key``: which one, where its body is planned for several types.
+        ``key``: tells the plans apart where the body is planned for several types.
         """
         with self._lock:
             if key not in self._parts:
@@ -295,14 +298,16 @@ class Program:
             return self._parts[key]
 
     def beside(self, types: tuple[Type | None, ...], env: Environment) -> Plan:
-        """Another plan for these input types, which nobody uses yet, with the choices and kernels of ``env``.
+        """Make another plan for these input types, with the choices and kernels of ``env``. Nobody uses the plan yet.
 
-        Requests need not wait for it: nothing is held while it is made. ModelError where weights are gone for good.
+        Requests need not wait: no lock is held while the plan is made. Raises ModelError if the weights are gone for
+        good.
         """
         return self._typed(self._copy(), types, env, False, None)
 
     def _copy(self) -> Graph:
-        """The graph with its weights, for a plan that is made beside what runs. ModelError where they are gone."""
+        """Copy the graph with its weights, for a plan made beside requests. Raises ModelError if the weights are gone.
+        """
         with self._lock:
             graph = self.graph.clone()
             origins = [self._stored.get(value) for value in self.graph.constants()]
@@ -317,7 +322,7 @@ class Program:
         return graph
 
     def adopt(self, types: tuple[Type | None, ...], plan: Plan) -> None:
-        """Serve these input types with a plan from the next inference on."""
+        """Serve these input types with this plan from the next inference on."""
         with self._lock:
             old = self._plans.get(types)
             if old is not None:
@@ -333,7 +338,7 @@ class Program:
             self.generation += 1
 
     def _of_class(self, inputs: Sequence[Any]) -> Plan | None:
-        """The plan of a class of shapes that these inputs are of, made where there is none; None: there cannot be."""
+        """Return the plan of the class of shapes of these inputs, made if missing. None: no such plan is possible."""
         if not self._serves_classes or (self._is_part and not self._plans and not self._open):
             return None
         plan = self._nearest(inputs)
@@ -344,7 +349,7 @@ class Program:
             if self.env.device.prefers_exact and not self._plans and not self._classes and not self._is_part:
                 self._preferred.add(types)  # most models only ever see one shape
                 return None
-            # a second look: another thread may have been here meanwhile
+            # look again: another thread may have made a plan meanwhile
             plan = self._nearest(inputs, grow=False)
             if plan is not None or types in self._plans or self._untraceable >= MOST_ATTEMPTS:
                 return plan
@@ -353,7 +358,7 @@ class Program:
                 return None
             self._untraceable = 0
             self._add(made)
-        return self._nearest(inputs, grow=False)  # for these very shapes something else may be known
+        return self._nearest(inputs, grow=False)  # something else may be known for these exact shapes
 
     def _add(self, plan: Plan) -> None:
         self._classes = [*self._classes, plan][-self.env.settings.plan_cache_size :]
@@ -361,7 +366,7 @@ class Program:
     def _nearest(self, inputs: Sequence[Any], grow: bool = True) -> Plan | None:
         """Find the plan for a class of shapes that was made for the sizes closest to these.
 
-        Where all were made for far other ones, one that suits these better is made beside.
+        If all plans were made for sizes far away, begin a closer one beside requests.
         """
         found: tuple[int, float, Plan, tuple[int, ...]] | None = None
         for plan in reversed(self._classes):
@@ -387,20 +392,20 @@ class Program:
         return plan if not misses or plan.template.fit(sizes) is not None else None
 
     def _begin(self, make: Callable[[tuple[Type | None, ...]], None], inputs: Sequence[Any]) -> None:
-        """Make a plan for inputs like these beside what runs, once."""
+        """Make a plan for inputs like these beside requests, once."""
         types = tuple(type_of(v) for v in inputs)
-        with self._beginning:  # not the lock that others hold while they make a plan
+        with self._beginning:  # not the lock that threads hold while they make a plan
             if (make.__name__, types) in self._made_beside:
                 return
             self._made_beside[make.__name__, types] = None
             while len(self._made_beside) > MOST_BESIDE:
                 self._made_beside.popitem(last=False)
-        thread = threading.Timer(SOON, make, (types,))  # behind the request that asks for it
+        thread = threading.Timer(SOON, make, (types,))  # after the request that asks for it
         thread.name, thread.daemon = "tunewright-plans", True
         thread.start()
 
     def _serve_exactly(self, types: tuple[Type | None, ...]) -> None:
-        """Make a plan for these very shapes, for which something was measured, and serve them with it from then on."""
+        """Make a plan for exactly these shapes, which have measurements, and serve them with it from then on."""
         try:
             with yielding(), uncollected():
                 plan = self.beside(types, self.env.giving_way())
@@ -410,7 +415,7 @@ class Program:
             LOG.debug("%s: no plan for the shapes that were measured: %s", self.graph.name, error)
 
     def _grow(self, types: tuple[Type | None, ...]) -> None:
-        """Make one more plan for the class of shapes that these are of, while others run."""
+        """Make one more plan for the class of these shapes, while requests run."""
         with yielding(), uncollected():
             made = self._traced(types, beside=True)
             if made is not None:
@@ -422,19 +427,20 @@ class Program:
             self._growing.clear()
 
     def runs_in(self, executor: Executor) -> None:
-        """An executor has memory for some of the plans."""
+        """Note that an executor has memory for some of the plans."""
         with self._beginning:
             self._executors.add(executor)
 
     def _prepare(self, plan: Plan) -> None:
-        """Have memory for a plan in all executors, so that no inference waits for that."""
+        """Reserve memory for a plan in all executors, so that no inference waits for it."""
         with self._beginning:
             executors = list(self._executors)
         for executor in executors:
             executor.prepare(plan)
 
     def _symbol_of(self, types: Sequence[Type | None]) -> Callable[[int, int], str | None]:
-        """Names the symbols of sizes that change: those that are declared open, or that were other ones before."""
+        """Return a function that names the symbols of sizes that change: sizes declared open, or seen with other
+        values."""
         declared = [v.type.shape if isinstance(v.type, TensorType) else None for v in self.graph.inputs]
         seen = [key for key in list(self._plans) if [_kind(t) for t in key] == [_kind(t) for t in types]]
 
@@ -451,7 +457,7 @@ class Program:
         return symbol_of
 
     def _traced(self, types: tuple[Type | None, ...], beside: bool = False) -> Plan | None:
-        """A plan for the class of shapes that these are of; ``beside``: requests run meanwhile, and nothing is held."""
+        """Make a plan for the class of these shapes. ``beside``: requests run meanwhile, and no lock is held."""
         from .template import Traced, Untraceable, symbolic
 
         if len(types) != len(self.graph.inputs):
@@ -466,10 +472,10 @@ class Program:
             return self._make(tuple(made), only=False, traced=Traced(trace, pattern))
         except Untraceable as reason:
             LOG.debug("%s: a plan for each shape: %s", self.graph.name, reason)
-        except TunewrightError as error:  # of the model, at these sizes: a plan for them says so
+        except TunewrightError as error:  # the model is wrong at these sizes: their own plan reports it
             LOG.debug("%s: a plan for this shape: %s", self.graph.name, error)
             return None
-        except Exception:  # a plan for the shapes at hand says what is wrong, if anything is
+        except Exception:  # the plan for the exact shapes reports what is wrong, if anything is
             LOG.debug("%s: a plan for each shape", self.graph.name, exc_info=True)
         self._untraceable += 1
         return None
@@ -500,7 +506,7 @@ class Program:
         self, graph: Graph, types: tuple[Type | None, ...], env: Environment, only: bool,
         traced: Traced | None, body_of: Node | None = None,
     ) -> Plan:  # fmt: skip
-        """The plan of a graph of its own for these input types."""
+        """Make the plan of a graph for these input types. The graph is changed."""
         if len(types) != len(graph.inputs):
             raise ModelError(
                 f"a body takes {len(graph.inputs)} inputs and is given {len(types)}", where=f"graph {graph.name!r}"
@@ -537,9 +543,9 @@ def _kind(type: Type | None) -> Any:
 
 
 def type_of(value: Any) -> Type | None:
-    """The type of a run-time value; None where it cannot be part of a key (an absent optional, a map)."""
+    """The type of a run-time value. None: the value cannot be part of a key (an absent optional, a map)."""
     if isinstance(value, np.ndarray):
         return TensorType.of(value)
-    if hasattr(value, "shape") and hasattr(value, "dtype"):  # in a device's memory
+    if hasattr(value, "shape") and hasattr(value, "dtype"):  # in device memory
         return TensorType(DType.of_numpy(value.dtype), value.shape)
     return SequenceType() if isinstance(value, list) else None

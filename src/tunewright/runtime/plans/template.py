@@ -1,7 +1,7 @@
-"""Plans for classes of shapes: what of a plan depends on sizes, and how to compute it for other ones.
+"""Plans for classes of shapes: which parts of a plan depend on sizes, and how to compute these parts for other sizes.
 
 A `Template` belongs to a plan that was made with symbolic sizes (`ir/symbolic.py`). Its guards say for which shapes the
-plan holds; its formulas give shapes of slots, places in memory and arguments of kernels in microseconds.
+plan holds. Its formulas compute shapes of slots, places in memory and kernel arguments in microseconds.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from tunewright.solvers.shape_classes import numbers, with_numbers
 from .growing_buffers import GrowingState
 from .memory_layout import ALIGNMENT, Stack
 
-#: rows to spare that plans are made for, and that hold where nothing grows
+#: rows to spare that plans are made for; the value where nothing grows
 SPARE = 64
-#: fits that a template remembers
+#: fits that a template keeps
 MOST_FITS = 128
 
 
 class Untraceable(Exception):
-    """A plan cannot be made for a class of shapes; it can be for the shapes at hand."""
+    """No plan can be made for the class of shapes; a plan for the exact shapes can."""
 
-    #: the node that is to blame, where that is known
+    #: the node that prevents it, if known
     node: Node | None = None
 
 
 @dataclass(frozen=True)
 class ShapeClass:
-    """Inputs of a class of shapes."""
+    """A class of shapes of a plan's inputs."""
 
-    #: for each input: element type and dimensions, None where a symbol stands; None: no tensor
+    #: for each input: element type and dimensions, None where a symbol stands; None: the input is no tensor
     inputs: tuple[tuple[Any, tuple[int | None, ...]] | None, ...]
     #: (input, axis) of each symbol
     symbols: tuple[tuple[int, int], ...]
-    #: (input, axis, number of the symbol) where it stands again
+    #: (input, axis, number of the symbol) where a symbol stands again
     same: tuple[tuple[int, int, int], ...] = ()
     #: inputs that need no check, because the caller knows them
     known: frozenset[int] = frozenset()
@@ -72,7 +72,7 @@ class ShapeClass:
 
     @cached_property
     def _apart(self) -> list[tuple[int, int, int]]:
-        """The entries of `same` that are not in a tensor with the type and dimensions of an earlier one."""
+        """The entries of `same`, without tensors that have the type and dimensions of an earlier tensor."""
         twins = {at for at, _, _, twin in self._checks if twin is not None}
         return [one for one in self.same if one[0] not in twins | self.known]
 
@@ -81,7 +81,7 @@ class ShapeClass:
         return [at for at, wanted in enumerate(self.inputs) if wanted is None and at not in self.known]
 
     def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...] | None:
-        """The symbols' values; None where inputs are of another class."""
+        """Return the values of the symbols. None: the inputs are of another class."""
         for at in self._absent:
             if inputs[at] is not None:
                 return None
@@ -111,10 +111,10 @@ class ShapeClass:
 def symbolic(
     types: Sequence[Type | None], symbol_of: Callable[[int, int], str | None], names: Sequence[str], grows: bool = True
 ) -> tuple[ShapeTrace, ShapeClass, list[Type | None]]:
-    """A trace with symbols for sizes that are open, and the types that begin with it.
+    """Begin a trace with symbols for open sizes, and return it with the class of shapes and the symbolic types.
 
-    ``symbol_of(input, axis)`` names the symbol of a size, or is None where the size is fixed. ``grows``: results may
-    have room to spare (`states`).
+    ``symbol_of(input, axis)`` names the symbol of a size, or returns None where the size is fixed. ``grows``: results
+    may have rows to spare (`states`). Raises Untraceable.
     """
     trace, made = ShapeTrace(), list(types)
     inputs: list[tuple[Any, tuple[int | None, ...]] | None] = []
@@ -154,30 +154,30 @@ class OpenKernel:
 
     problem: Problem
     kernel: Any
-    #: under which it solves the problem; where they fail the problem is posed anew
+    #: the kernel solves its problem under these guards; where they fail, `pose` makes another kernel
     guards: Guards
-    #: sizes of the same family for which something was measured: such shapes get plans of their own
+    #: measured sizes of the same family: such shapes get plans of their own
     measured: frozenset[tuple[int, ...]]
-    #: the kernel for a problem of given sizes: made as this one, where that solves it
+    #: makes the kernel for a problem of given sizes, in the same way if that solves the problem
     pose: Callable[[Problem], Any]
 
 
 @dataclass
 class Traced:
-    """What plans of one trace share: that of a model, and those of the bodies in it."""
+    """What plans of one trace share: the plan of a model, and the plans of its bodies."""
 
     trace: ShapeTrace
     pattern: ShapeClass
-    #: in the order in which they were made: a kernel that serves several nodes is made once, under its guards
+    #: in the order they were made: a kernel that serves several nodes is made once, under its guards
     kernels: list[OpenKernel] = field(default_factory=list)
     #: graphs whose types are symbolic until the trace ends
     graphs: list[Graph] = field(default_factory=list)
-    #: the most and the least that numbers are which a launch finds out by itself
+    #: for each number that a launch computes itself: its maximum and minimum
     bounds: dict[int, tuple[Whole, Whole]] = field(default_factory=dict)
 
 
 def bring_at_hand(graph: Graph) -> None:
-    """Symbolic types, constants and attributes become those of the shapes at hand."""
+    """Replace symbolic types, constants and attributes by those of the shapes at hand."""
     for value in graph.values():
         if isinstance(value.type, TensorType):
             if isinstance(value.const, SymArray):
@@ -189,18 +189,18 @@ def bring_at_hand(graph: Graph) -> None:
 
 @dataclass
 class Open:
-    """What of a plan depends on sizes, as it is found while the plan is made."""
+    """The parts of a plan that depend on sizes, collected while the plan is made."""
 
-    #: the physical shape of a slot, where it begins in its storage
+    #: for each slot: its physical shape, and its offset in its storage
     shapes: dict[int, tuple[Whole, ...]] = field(default_factory=dict)
     offsets: dict[int, Whole] = field(default_factory=dict)
-    #: the shape of a slot, for people
+    #: the shape of each slot as text for people
     texts: dict[int, str] = field(default_factory=dict)
     #: inputs that results continue
     states: list[GrowingState] = field(default_factory=list)
-    #: of slots in the arena: the storage, and where they begin there
+    #: for each slot in the arena: its storage, and its offset there
     stored: dict[int, tuple[int, Whole]] = field(default_factory=dict)
-    #: bytes of storages in the arena and of results
+    #: bytes of storages in the arena, and of results
     arena: dict[int, Whole] = field(default_factory=dict)
     results: dict[int, Whole] = field(default_factory=dict)
     #: constants that consist of sizes
@@ -208,18 +208,18 @@ class Open:
     kernels: list[OpenKernel] = field(default_factory=list)
     #: control flow inside launches
     blocks: list[Block] = field(default_factory=list)
-    #: of a body's plan: where storages are in its arena, and how large that is
+    #: for a body's plan: the offsets of storages in its arena, and the arena's size
     arena_offsets: dict[int, Whole] = field(default_factory=dict)
     arena_bytes: Whole = 0
 
     def keep_used(self, made: Sequence[OpenKernel], steps: Iterable[Any]) -> None:
-        """Keep those kernels of a trace that the plan uses in its steps or in its blocks."""
+        """Keep only those kernels of a trace that the plan uses in its steps or its blocks."""
         used = {step.kernel for step in steps}
         used |= {row.kernel for block in self.blocks for row in walk(block.rows) if isinstance(row, LaunchRow)}
         self.kernels = [one for one in made if one.kernel in used]
 
     def wanted(self) -> list[Whole]:
-        """Every number that has to be computed."""
+        """Every number that formulas have to compute."""
         found: list[Whole] = [*self.offsets.values(), *self.arena.values(), *self.results.values()]
         found += [offset for _, offset in self.stored.values()]
         for block in self.blocks:
@@ -237,9 +237,9 @@ class Open:
 
 @dataclass(eq=False)
 class Fit:
-    """A plan for some sizes."""
+    """A plan computed for some sizes."""
 
-    #: every value that formulas make, and kernels that were posed anew
+    #: every value of the formulas, and the kernels that were posed anew
     sizes: Sizes
     arena_bytes: int
 
@@ -249,7 +249,7 @@ class Fit:
 
 
 class Template:
-    """The class of shapes that a plan serves. Immutable but for what it remembers; safe to use from several threads."""
+    """The class of shapes that a plan serves. Immutable apart from its caches; safe to use from several threads."""
 
     def __init__(self, traced: Traced, found: Open, stack: Stack, device: Device, most_bytes: int) -> None:
         trace, pattern, wanted = traced.trace, traced.pattern, [*found.wanted(), 0, ALIGNMENT, ALIGNMENT - 1]
@@ -258,7 +258,7 @@ class Template:
         place, self.texts, self.states = self.formulas.place, found.texts, tuple(found.states)
         #: inputs whose rows may lie apart
         self.apart = frozenset(state.input for state in self.states)
-        #: values by number: physical shapes and offsets of slots, elements of constants
+        #: as places of values: physical shapes and offsets of slots, elements of constants
         self.shapes = {at: [place(d) for d in shape] for at, shape in found.shapes.items()}
         self.offsets = {at: place(offset) for at, offset in found.offsets.items()}
         self.constants = {
@@ -275,7 +275,7 @@ class Template:
         offsets, self._arena_bytes = stack.offsets(nbytes, place(0), made)
         #: where storages begin in the arena, and their bytes
         self.storages = {storage: (offsets[storage], nbytes[storage]) for storage in offsets}
-        #: of slots in the arena: the storage, and where they begin there
+        #: for each slot in the arena: its storage, and its offset there
         self.within = {at: (storage, place(offset)) for at, (storage, offset) in found.stored.items()}
         #: where slots begin in the arena
         self.begins = {
@@ -283,11 +283,11 @@ class Template:
         }
         device.compute_formulas(self.formulas)
         self._fits: OrderedDict[tuple[int, ...], Fit | None] = OrderedDict()
-        #: sizes that were asked for last, and what was computed for them: a new size is asked for several times
+        #: sizes that were asked for last, and their values: callers ask for a new size several times
         self._asked: tuple[tuple[int, ...], Computed | None] | None = None
 
     def _on_lines(self, storages: Mapping[int, Whole]) -> dict[int, int]:
-        """The bytes of storages as whole cache lines, at least one."""
+        """Round the bytes of storages up to whole cache lines, at least one."""
         place, made = self.formulas.place, self.formulas.made
         line, more, found = place(ALIGNMENT), place(ALIGNMENT - 1), dict[int, int]()
         for storage, nbytes in storages.items():
@@ -296,14 +296,14 @@ class Template:
         return found
 
     def distance(self, sizes: tuple[int, ...]) -> float:
-        """How many times as large, or as small, the size is that differs most from what the plan was made for."""
+        """The largest factor between one of these sizes and the size that the plan was made for."""
         found = 1.0
         for size, hint in zip(sizes, self._hints, strict=True):
             found = max(found, size / hint, hint / size)
         return found
 
     def misses(self, sizes: tuple[int, ...], spare: int = SPARE) -> int | None:
-        """How many kernels would have to be posed anew for these sizes; None where the plan does not hold for them."""
+        """How many kernels these sizes need anew. None: the plan does not hold for them."""
         try:
             known = self._fits[*sizes, spare]
         except KeyError:
@@ -314,14 +314,14 @@ class Template:
         return None if computed is None else len(computed.failing)
 
     def _computed(self, sizes: tuple[int, ...]) -> Computed | None:
-        """Every value, and the kernels that do not serve these sizes; None where the plan does not hold for them."""
+        """Compute every value, and the kernels that do not serve these sizes. None: the plan does not hold for them."""
         asked = self._asked
         if asked is None or asked[0] != sizes:
             asked = self._asked = sizes, self.formulas.computed(sizes)
         return asked[1]
 
     def is_measured(self, sizes: tuple[int, ...]) -> bool:
-        """Something was measured for exactly these sizes, and the plan was made for other ones."""
+        """Whether there are measurements for exactly these sizes, and the plan was made for others."""
         known = self._measured
         if self.states or not known or self.distance(sizes) == 1.0:
             return False
@@ -331,7 +331,7 @@ class Template:
         return any(tuple([computed.values[at] for at in places]) in measured for measured, places in known)
 
     def fit(self, sizes: tuple[int, ...], spare: int = SPARE) -> Fit | None:
-        """The plan for these sizes of the inputs' symbols; None where it does not hold for them."""
+        """Return the plan for these sizes of the inputs' symbols. None: the plan does not hold for them."""
         sizes = (*sizes, spare)
         try:
             return self._fits[sizes]
@@ -357,11 +357,11 @@ class Template:
                 return None
             posed[one.kernel] = kernel
         if values[self._arena_bytes] > self._most_bytes:
-            return None  # making a plan says so
+            return None  # making a plan reports this
         return Fit(Sizes(values, self.formulas.place, posed, sizes[:-1]), values[self._arena_bytes])
 
     def _posed(self, one: OpenKernel, values: Sequence[int]) -> Any:
-        """The kernel for these sizes; None where it wants something else than the plan has."""
+        """Return the kernel for these sizes. None: there is none, or it does not fit into this plan."""
         if not one.kernel.is_replaceable:
             return None
         problem = with_numbers(one.problem, lambda number: values[self.formulas.place(number)])
@@ -375,16 +375,16 @@ class Template:
         return kernel if kernel.is_like(one.kernel) else None
 
     def varies(self, slot: int, storage: int) -> bool:
-        """Whether a result has another shape, or is in another place, for other sizes."""
+        """Whether other sizes give a result another shape or another place."""
         return slot in self.shapes or slot in self.offsets or storage in self._open_results
 
     def fill(self, fit: Fit, memory: Sequence[Any] | Mapping[int, Any], known: dict[int, list[int]]) -> None:
-        """Constants that consist of sizes, by slot. ``known``: what is there already."""
+        """Write the constants that consist of sizes, by slot. ``known``: the numbers that are there already."""
         for slot, (shape, places) in self.constants.items():
             numbers = [fit.values[at] for at in places]
             if known.get(slot) == numbers:
                 continue
-            if len(numbers) == 1:  # most are, and this is the fastest way
+            if len(numbers) == 1:  # most have one number, and this is the fastest way
                 memory[slot].fill(numbers[0])
             else:
                 memory[slot][...] = np.array(numbers, memory[slot].dtype).reshape(shape)

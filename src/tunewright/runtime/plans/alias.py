@@ -1,4 +1,5 @@
-"""Who shares whose bytes: views, contiguous slices and splits, concatenation and element-wise results in place."""
+"""Decides which values share bytes: views, contiguous slices and splits, concatenations, element-wise results in place.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Sharing:
     members: list[list[Value]] = field(default_factory=list)
 
     def new(self, value: Value, nbytes: int) -> None:
-        """A storage of its own for a value."""
+        """Give a value a storage of its own."""
         self.sizes.append(nbytes)
         self.members.append([])
         self.put(value, len(self.sizes) - 1, 0)
@@ -39,7 +40,8 @@ class Sharing:
 def share(
     nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Value], written: Container[Value] = ()
 ) -> Sharing:
-    """Storage for every planned value of nodes. ``written``: what control flow writes to memory that is planned."""
+    """Assign storage to every planned value of the nodes. ``written``: values in planned memory that control flow
+    writes."""
     sharing = Sharing()
     kept = set(leaving) | set(boundary)
     last = {v: at for at, node in enumerate(nodes) for v in node.inputs if v is not None}
@@ -61,7 +63,7 @@ def share(
             continue
         for value in node.outputs:
             type = static_tensor(value.type)
-            if type is None or (node.bodies and value not in written):  # a body makes its outputs itself
+            if type is None or (node.bodies and value not in written):  # a body makes its own outputs
                 continue
             if value in waiting:
                 whole, offset = waiting[value]
@@ -85,7 +87,7 @@ def _nbytes(value: Value) -> int:
 
 
 def _is_view(node: Node, sharing: Sharing) -> bool:
-    """The outputs are contiguous parts of the first input's bytes, and that input is planned."""
+    """Whether the outputs are contiguous parts of the first input's bytes, and that input is planned."""
     source = node.input(0)
     if source is None or source not in sharing.place or node.epilogue:
         return False
@@ -102,7 +104,7 @@ def _is_view(node: Node, sharing: Sharing) -> bool:
 
 
 def _keeps_order(node: Node) -> bool:
-    """Whether it is a Transpose that moves axes of one element alone."""
+    """Whether the node is a Transpose that moves only axes of length one."""
     source = static_tensor(node.inputs[0].type if node.inputs[0] is not None else None)
     if source is None or source.layout != PLAIN or node.output.tensor is None or node.output.tensor.layout != PLAIN:
         return False
@@ -130,13 +132,16 @@ def _view_offsets(node: Node) -> list[int]:
 
 
 def _outer(type: TensorType, axis: int) -> int:
-    """How many elements there are outside of an axis, in memory: a part of the axis lies in as many pieces."""
+    """The number of elements outside an axis, in memory order: a part of the axis lies in as many pieces."""
     order = (0, *range(2, len(type.dims)), 1) if type.layout == NHWC else tuple(range(len(type.dims)))
     return math.prod(type.dims[a] for a in order[: order.index(axis)])
 
 
 def _slice_offset(node: Node) -> list[int]:
-    """A slice with step 1 is contiguous when every dimension before the last cut one has a single element left."""
+    """Byte offset of a contiguous slice; empty for any other.
+
+    A slice with step 1 is contiguous if every dimension before the last cut one has a single element left.
+    """
     source = node.inputs[0]
     assert source is not None and source.tensor is not None
     given = [None if v is None or v.const is None else v.const.reshape(-1) for v in node.inputs[1:]]
@@ -160,7 +165,7 @@ def _slice_offset(node: Node) -> list[int]:
     if source.tensor.layout == NHWC:
         dims, begin, size = ((x[0], *x[2:], x[1]) for x in (dims, begin, size))  # type: ignore[assignment]
     block = source.tensor.layout.block
-    if block:  # in memory there are blocks where the channels are, and lanes at the end; a slice begins with a block
+    if block:  # memory holds blocks on the channel axis and lanes at the end; a slice begins with a block
         dims, begin, size = source.tensor.physical, [*begin, 0], [*size, block]
         begin[1], size[1] = begin[1] // block, -(-size[1] // block)
     cut = [a for a in range(len(dims)) if not same([size[a]], [dims[a]])]
@@ -171,7 +176,8 @@ def _slice_offset(node: Node) -> list[int]:
 
 
 def _concat_parts(nodes: Sequence[Node], kept: set[Value]) -> dict[Node, dict[Value, int]]:
-    """Concatenations whose inputs can be written straight into the result: contiguous, made here, each used once."""
+    """Find concatenations whose inputs can be written straight into the result: contiguous, made here, each used once.
+    """
     made = {v: node for node in nodes for v in node.outputs}
     taken: set[Value] = set()
     found: dict[Node, dict[Value, int]] = {}
@@ -205,7 +211,7 @@ def _concat_parts(nodes: Sequence[Node], kept: set[Value]) -> dict[Node, dict[Va
 
 
 def _may_alias(node: Node) -> bool:
-    """Whether its output may end up inside other bytes, so it cannot be told where to write."""
+    """Whether the node's output may lie inside other bytes, so that it cannot be told where to write."""
     if node.op == REORDER:
         source = node.inputs[0]
         assert source is not None
@@ -218,11 +224,12 @@ def _may_alias(node: Node) -> bool:
 def _in_place(
     node: Node, value: Value, at: int, last: dict[Value, int], sharing: Sharing, kept: set[Value]
 ) -> Value | None:
-    """An input that dies here, that is read element by element, and whose bytes the result may take over."""
+    """Find an input whose bytes the result may take over: it dies here and is read element by element."""
     spec = lookup(node.op)
     if spec is None or len(node.outputs) != 1:
         return None
-    # An element-wise operation may overwrite any input; another one only what its epilogue alone reads (a residual).
+    # An element-wise operation may overwrite any input. Others may overwrite inputs that only the epilogue reads (a
+    # residual).
     candidates = node.inputs if spec.elementwise else node.inputs[len(node.main_inputs) :]
     protected = set() if spec.elementwise else set(node.main_inputs)
     for victim in candidates:
@@ -233,10 +240,10 @@ def _in_place(
         storage = sharing.place[victim][0]
         if not same([sharing.sizes[storage]], [_nbytes(victim)]):
             continue
-        # A view of the same bytes may be read in another order than the result is written.
+        # The node may read a view of the same bytes in another order than it writes the result.
         if any(v is not None and v is not victim and sharing.place.get(v, (-1,))[0] == storage for v in node.inputs):
             continue
         if all(v not in kept and last.get(v, at) <= at for v in sharing.members[storage]):
-            sharing.members[storage].clear()  # all of them are dead; the list stays short in long chains
+            sharing.members[storage].clear()  # all members are dead; the list stays short in long chains
             return victim
     return None

@@ -1,7 +1,7 @@
-"""Steps that wait for values: a Slice with computed starts gets its kernel when they are there.
+"""Steps that wait for values: a Slice with computed starts gets its kernel when the starts are known.
 
-Only where the host may not run it (HOST_FALLBACK = NO). Heavy operations never come here: the plan is cut in front of
-them (see `lower.split`).
+Used only where the host may not run the step (HOST_FALLBACK = NO). Heavy operations never come here: the plan is cut in
+front of them (see `lower.split`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .program import Environment
 
 
 class ShapeKernel(Kernel):
-    """What follows from the shapes of its inputs (Shape, Size): nothing is read, and nothing is launched."""
+    """Computes a result from the shapes of the inputs (Shape, Size). It reads no values and launches nothing."""
 
     name = "from shapes"
 
@@ -48,16 +48,16 @@ class ShapeKernel(Kernel):
 
 
 def follows_from_shapes(node: Node) -> bool:
-    """A `ShapeKernel` can run it."""
+    """Whether a `ShapeKernel` can run the node."""
     spec = lookup(node.op)
     return spec is not None and spec.value_from_types is not None
 
 
 class LateKernel(Kernel):
-    """Poses the problem anew at each run, with the values that say what to do as constants."""
+    """Poses the problem anew at each run, with values that affect the result's shape or the kernel as constants."""
 
     name = "chosen as it runs"
-    #: kernels kept, the least recently used one is dropped
+    #: most kernels kept; the least recently used one is dropped
     MOST: ClassVar[int] = 16
 
     def __init__(self, node: Node, env: Environment) -> None:
@@ -65,7 +65,7 @@ class LateKernel(Kernel):
         self._kernels: OrderedDict[str, Kernel] = OrderedDict()
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        inputs = queue.fetch(inputs)  # the values must be there to be read
+        inputs = queue.fetch(inputs)  # the host must read the values
         problem = self.pose(inputs)
         kernel = self._kernels.pop(problem.key(), None)
         if kernel is None:
@@ -87,7 +87,7 @@ class LateKernel(Kernel):
 
     @property
     def problems(self) -> list[str]:
-        """Keys of the problems that it posed, as far as their kernels are kept."""
+        """Keys of the problems whose kernels it keeps."""
         return list(self._kernels)
 
     def choose(self, problem: Problem, env: Environment | None = None) -> Choice:
@@ -102,7 +102,7 @@ class LateKernel(Kernel):
             raise UnsupportedError(error.what, where=where, hint=hint) from error
 
     def pose(self, inputs: Sequence[Any]) -> Problem:
-        """The problem for these inputs."""
+        """Build the problem for these inputs."""
         graph = Graph("late")
         values: list[Value | None] = []
         for i, array in enumerate(inputs):

@@ -1,4 +1,4 @@
-"""Where the time of a load goes, and what making a plan does to others meanwhile."""
+"""Measures where the time of a load goes, and limits what making a plan costs other threads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Switch interval of Python's threads while a plan is made; by default it is 5 ms, and requests would wait that long.
+#: Switch interval of Python's threads while a plan is made. By default it is 5 ms, and requests would wait that long.
 INTERVAL = 0.3e-3
 _SWITCHING = threading.Lock()
 
 
 class Phases:
-    """Seconds by what they were spent on. A phase inside another one counts for itself alone; threads add up."""
+    """Seconds per phase. The time of an inner phase does not count for the outer one. Threads add up."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -36,10 +36,10 @@ class Phases:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No search for garbage meanwhile. A load makes tens of thousands of objects that stay: Python would look through
-    all of the process for them, torch's included (0.1 to 0.2 s).
+    """Turn garbage collection off in this context. A load makes tens of thousands of objects that stay. For them Python
+    would search the whole process, including torch's objects (0.1 to 0.2 s).
 
-    Nor does the next request look through them: they join the oldest generation, which takes no search.
+    The next request does not search them either: they join the oldest generation without a search.
     """
     if not gc.isenabled():
         yield
@@ -48,7 +48,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # else objects that the application has frozen would thaw
+        if not gc.get_freeze_count():  # otherwise objects that the application has frozen would thaw
             gc.freeze()
             gc.unfreeze()
         gc.enable()
@@ -56,8 +56,8 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def yielding() -> Iterator[None]:
-    """Let requests of other threads get the interpreter quickly while a plan is made, which runs much Python code. One
-    thread at a time."""
+    """Let requests of other threads get the interpreter quickly while this thread makes a plan, which runs much Python
+    code. One thread at a time."""
     with _SWITCHING:
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, INTERVAL))

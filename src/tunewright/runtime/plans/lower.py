@@ -1,8 +1,8 @@
-"""Graph + tuner -> plan.
+"""Makes a plan from a graph, with the tuner's choices.
 
-Values whose shape is known get a place in the arena; views, slices and concatenations share storage where the bytes
-allow it. What depends on data runs with memory of its own; in front of something heavy the plan is cut, and the rest
-is planned once its shapes are known.
+Values of known shape get a place in the arena. Views, slices and concatenations share storage where the bytes allow it.
+Values that depend on data have memory of their own. The plan is cut in front of a heavy node that depends on data, and
+the rest is planned once its shapes are known.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .program import Environment, Packed, Program, like_nothing
 from .template import Open, OpenKernel, Template, Traced, Untraceable, bring_at_hand
 
 LOG = logging.getLogger("tunewright")
-#: nodes that an error names
+#: most nodes that an error names
 MOST_NAMED = 10
 #: threads that pack weights
 PACKERS = min(4, os.cpu_count() or 1)
@@ -58,9 +58,9 @@ def lower(
     graph: Graph, env: Environment, only: bool = False, traced: Traced | None = None, repeated: bool = False,
     is_body: bool = False, counts: Counts = Counts.NEVER,
 ) -> Plan:  # fmt: skip
-    """A plan for a graph whose types are inferred, with all its kernels compiled. ``only``: nobody else wants its
-    weights. ``traced``: its types are those of a class of shapes. ``repeated``: a loop runs it. ``is_body``: it becomes
-    part of the plan of what is around it. ``counts``: which of the steps may be part of a launch whose sizes depend on
+    """Make a plan for a graph whose types are inferred, with all kernels compiled. ``only``: nobody else needs the
+    weights. ``traced``: the types are those of a class of shapes. ``repeated``: a loop runs the graph. ``is_body``:
+    the plan becomes part of the one around it. ``counts``: which steps may be part of a launch whose sizes depend on
     data."""
     graph, counted = gather(graph, env, traced, repeated, counts)
     now, later = split(graph)
@@ -72,7 +72,8 @@ def lower(
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
-    """Nodes to run now, and nodes to plan later: heavy ones with an input of unknown shape, and what follows them."""
+    """Divide a graph into nodes to run now and nodes to plan later: heavy ones with an input of unknown shape, and what
+    follows."""
     postponed: set[Value] = set()
     now: list[Node] = []
     later: list[Node] = []
@@ -95,9 +96,11 @@ def _open(value: Value) -> bool:
 
 
 def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
-    """A graph of its own out of ``nodes``, and the values of ``graph`` that it takes as inputs, in order.
+    """Copy ``nodes`` into a graph of their own. Returns it, and the values of ``graph`` that it takes as inputs, in
+    order.
 
-    It is planned later, when a trace of this graph is over: sizes that are symbolic here are open there.
+    The part is planned later, when the trace of this graph is over: sizes that are symbolic here are open there. Raises
+    Untraceable.
     """
     part = Graph(f"{graph.name}+")
     mapping: dict[Value, Value] = {}
@@ -129,7 +132,7 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
 
 
 def _open_sizes(part: Graph) -> set[tuple[int, int]]:
-    """(input, axis) of what is not known of the inputs of a part."""
+    """(input, axis) of each unknown size of a part's inputs."""
     shapes = [v.type.shape if isinstance(v.type, TensorType) else None for v in part.inputs]
     return {
         (at, axis)
@@ -145,27 +148,27 @@ class _Lowering:
     nodes: list[Node]
     boundary: list[Value]
     env: Environment
-    #: weights may be freed when they are packed
+    #: weights may be freed once they are packed
     only: bool = False
     traced: Traced | None = None
-    #: it is inside a loop
+    #: the graph is inside a loop
     repeated: bool = False
-    #: the plan of a body that becomes part of another one
+    #: the plan is of a body, and becomes part of another plan
     is_body: bool = False
     #: steps that make as many rows as the data says, with their blocks
     counted: Mapping[Node, tuple[Control, Block]] = field(default_factory=dict)
-    #: what depends on sizes, where they are symbolic
+    #: the parts of the plan that depend on symbolic sizes
     open: Open = field(default_factory=Open)
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
     packers: futures.Executor = field(init=False)
-    #: by the key of a problem
+    #: choices by the key of the problem
     choices: dict[str, Choice] = field(default_factory=dict)
-    #: control flow, and what of it is part of a launch
+    #: control-flow nodes, and those of them that are part of a launch
     controls: dict[Node, Control] = field(default_factory=dict)
     blocks: dict[Node, Block] = field(default_factory=dict)
-    #: what such control flow writes to memory that is planned
+    #: values in planned memory that control flow writes
     written: set[Value] = field(default_factory=set)
 
     def run(self, rest: Graph | None) -> Plan:
@@ -182,7 +185,7 @@ class _Lowering:
                 self.slot(v, self.output_slot(v, sharing, results))
         for v in [*self.graph.outputs, *self.boundary]:
             self.constant(v)
-        # Numpy releases the GIL, so weights are packed while kernels are chosen.
+        # Numpy releases the GIL, so threads pack weights while this one chooses kernels.
         with ThreadPoolExecutor(PACKERS) as self.packers:
             steps = self.steps(sharing)
             with self.env.phases("packing"):
@@ -214,7 +217,7 @@ class _Lowering:
         return self.of_body(plan, stack) if self.is_body else self.of_class(plan, stack)
 
     def of_body(self, plan: Plan, stack: Stack) -> Plan:
-        """The plan as part of one for a class of shapes, whose trace goes on."""
+        """Make the plan a part of one for a class of shapes, whose trace goes on."""
         assert self.traced is not None
         self.open.arena_offsets, self.open.arena_bytes = stack.expressions(self.open.arena)
         plan.open = self.open
@@ -223,7 +226,7 @@ class _Lowering:
         return plan
 
     def of_class(self, plan: Plan, stack: Stack) -> Plan:
-        """The plan as that of the shapes at hand, with what changes for others of its class."""
+        """Make the plan one for the shapes at hand, with a template for other shapes of its class."""
         assert self.traced is not None
         self.open.keep_used(self.traced.kernels, plan.steps)
         depending = {one.kernel for one in self.open.kernels}
@@ -247,7 +250,7 @@ class _Lowering:
         for output, value in enumerate(self.graph.outputs):
             node = value.producer
             if node is None or node.op != APPEND or same([node.attrs["rows"]], [node.attrs["capacity"]]):
-                continue  # without room to spare it is a copy
+                continue  # without rows to spare it is a copy
             slot, past, axis = self.index[value], node.inputs[0], int(node.attrs["axis"])
             assert past is not None and past.tensor is not None
             rows = node.attrs["rows"] - past.tensor.dims[axis]
@@ -273,9 +276,10 @@ class _Lowering:
     def place(
         self, sharing: alias.Sharing, leaving: list[Value]
     ) -> tuple[dict[int, Lifetime], dict[int, int], int, dict[int, int]]:
-        """Which storages are in the arena, how long and where; which are made anew for each inference."""
+        """Decide which storages lie in the arena, with lifetimes and offsets, and which are made anew for each
+        inference."""
         kept = {sharing.place[v][0] for v in leaving if v in sharing.place}
-        # What the rest of the plan reads must outlive this segment's arena, which the next inference overwrites.
+        # The rest of the plan reads these: they must outlive the arena, which the next inference overwrites.
         kept |= {sharing.place[v][0] for v in self.boundary if v in sharing.place}
         first: dict[int, int] = {}
         last: dict[int, int] = {}
@@ -300,7 +304,7 @@ class _Lowering:
         return lifetimes, dict(zip(arena, offsets, strict=True)), total, results
 
     def compile_control(self) -> None:
-        """Find control flow that can be part of a launch, with everything that it takes."""
+        """Find the control-flow nodes that can be part of a launch."""
         for node in self.nodes:
             known = self.counted.get(node)
             runner = make_control(node, self.env, self.repeated) if known is None else known[0]
@@ -325,15 +329,15 @@ class _Lowering:
             self.written.update(v for i, v in enumerate(node.outputs) if i not in ragged)
 
     def run_by_request(self, node: Node) -> None:
-        """Control flow that is no part of a launch, in a plan for a class of shapes."""
+        """Let the request run control flow that is not part of a launch, in a plan for a class of shapes."""
         captured = node.inputs[len(node.inputs) - node.captures :]
         if any(v is not None and isinstance(v.const, SymArray) for v in captured):
             raise Untraceable(f"shapes depend on open sizes in the bodies of node {node.name!r} ({node.op})")
-        # the kernels behind it are linked: what it makes is copied to where they read it
+        # the kernels that follow are linked: the results are copied to where these kernels read them
         self.written.update(v for v in node.outputs if static_tensor(v.type) is not None)
 
     def has_place(self, value: Value) -> bool:
-        """Whether it will lie in memory that is known before it is computed."""
+        """Whether the value will lie in memory that is known before the value is computed."""
         made_by = value.producer
         return static_tensor(value.type) is not None and (
             made_by is None or not made_by.bodies or value in self.written
@@ -349,7 +353,7 @@ class _Lowering:
     def slot(self, value: Value, slot: Slot) -> int:
         at = self.index[value] = len(self.slots)
         type = slot.type
-        if isinstance(type, TensorType) and type.is_symbolic and not type.is_static:  # the data decides as well
+        if isinstance(type, TensorType) and type.is_symbolic and not type.is_static:  # the size also depends on data
             slot = replace(slot, type=opened(type))
         elif isinstance(type, TensorType) and type.is_symbolic:
             self.open.shapes[at] = type.physical
@@ -368,7 +372,7 @@ class _Lowering:
             self.slot(value, Slot(value.name, SlotPlace.CONST, value.type))
 
     def fill(self) -> None:
-        """Constants into their slots, as they are or packed, now that nobody frees one any more."""
+        """Put constants into their slots, plain or packed. From here on nobody frees a constant."""
         for value, at in self.index.items():
             if value.const is not None:
                 assert isinstance(value.type, TensorType)
@@ -377,7 +381,7 @@ class _Lowering:
             self.slots[at] = replace(self.slots[at], const=packed.array)
 
     def is_spent(self, value: Value) -> bool:
-        """Whether it is a constant that nobody reads but who packs it now."""
+        """Whether a value is a constant that nobody needs once it is packed."""
         array = value.const
         if array is None or array.nbytes < LARGE or not (self.only or stored(array)):
             return False
@@ -385,16 +389,17 @@ class _Lowering:
 
     @cached_property
     def holders(self) -> Counter[int]:
-        """How many constants an array is."""
+        """How many constants hold each array, by `id()`."""
         return Counter(id(v.const) for g in self.graph.walk() for v in g.constants())
 
     def steps(self, sharing: alias.Sharing) -> list[Step]:
-        """A step per node; what nobody can run is told all at once."""
+        """Make a step per node. One error names all nodes that nothing can run."""
         with self.tuning(sharing):
             return self._steps(sharing)
 
     def tuning(self, sharing: alias.Sharing) -> AbstractContextManager[None]:
-        """Around the choices: what is tuned meanwhile."""
+        """Return the context in which to choose kernels. The tuner shares search time among these problems and counts
+        progress."""
         if self.env.tuner.policy.search is Search.NEVER:
             return nullcontext()
         from tunewright.tuning.online import coming
@@ -440,7 +445,8 @@ class _Lowering:
             return Step(node, ins, outs, LateKernel(node, self.env))
         with self.env.phases("choosing"):
             choice = self.choose(problem)
-        if problem is not of_class and choice.solver.tuned_only:  # for these very shapes; others have the default
+        # tuned for exactly these shapes; others use the default
+        if problem is not of_class and choice.solver.tuned_only:
             choice = self.env.tuner.default(problem, self.env.device)
         if choice.solver.host and attrs_at_hand(node.attrs) is not node.attrs:
             raise Untraceable(f"node {node.name!r} ({node.op}) is made for open sizes, and runs on the host")
@@ -450,7 +456,7 @@ class _Lowering:
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
 
     def of_sizes(self, problem: Problem, choice: Choice) -> Kernel:
-        """The kernel for a problem of a class of shapes."""
+        """Return the kernel for a problem of a class of shapes."""
         assert self.traced is not None
         env, solver = self.env, choice.solver
         if not solver.serves_classes:
@@ -469,7 +475,8 @@ class _Lowering:
         return kernel
 
     def of_late_sizes(self, problem: Problem, choice: Choice) -> Kernel:
-        """The kernel for a problem whose sizes a launch finds out by itself, under guards that the launch checks."""
+        """Return the kernel for a problem whose sizes the launch computes itself, under guards that the launch checks.
+        """
         assert self.traced is not None
         env, solver = self.env, choice.solver
         reason = env.tuner.why_not(solver, problem, env.device)
@@ -486,7 +493,7 @@ class _Lowering:
         return kernel
 
     def choose(self, problem: Problem) -> Choice:
-        """Layers that are equal have one choice. What was searched for the first of them, the others only know."""
+        """Choose a solver for a problem. Equal layers share a choice, except one that comes from a search."""
         choice = self.choices.get(problem.key())
         if choice is None:
             choice = self.env.tuner.choose(problem, self.env.device)
@@ -495,7 +502,8 @@ class _Lowering:
         return choice
 
     def prepare(self, steps: list[Step]) -> None:
-        """Compile what is not compiled yet. Texts compile beside each other since their kernels were made."""
+        """Compile what is not compiled yet. Kernel texts have been compiling in parallel since the kernels were made.
+        """
         for step in steps:
             if step.kernel is None:
                 continue
@@ -506,7 +514,7 @@ class _Lowering:
                 raise type(error)(error.what, where=where, hint=error.hint) from error
 
     def segments(self, steps: list[Step]) -> list[Segment]:
-        """What runs, in order: neighbouring steps that the device links are one executable."""
+        """Group the steps that run, in order. Neighbouring steps that the device links form one executable."""
         groups: list[list[Step]] = []
         before = False
         for step in steps:
@@ -521,7 +529,7 @@ class _Lowering:
         return [Segment(group, self.link(group)) for group in groups]
 
     def link(self, steps: list[Step]) -> Callable[[], Executable] | None:
-        """What makes the executable of a segment."""
+        """Return what makes the executable of a segment. None: the request runs it."""
         first, device = steps[0], self.env.device
         if self.is_linked(first):
             return partial(device.link, [step.part for step in steps])
@@ -531,7 +539,8 @@ class _Lowering:
         return partial(HostCall, first.part, first.on_host, first.on_host and not device.shares_memory, limit)
 
     def is_linked(self, step: Step) -> bool:
-        """Whether the device links it: its results have a place, and its inputs, unless the device reads any memory."""
+        """Whether the device links the step: its results have a place. So do its inputs, unless the device reads any
+        memory."""
         if step.on_host or not (step.block is not None or (step.kernel is not None and step.kernel.is_linkable)):
             return False
         ragged = () if step.block is None else [one.output for one in step.block.ragged]
@@ -541,7 +550,7 @@ class _Lowering:
         return all(self.slots[i].place is not SlotPlace.DYNAMIC for i in slots if i >= 0)
 
     def pack(self, node: Node, ins: tuple[int, ...], kernel: Kernel) -> tuple[int, ...]:
-        """The step's inputs, with constants that the kernel wants rearranged replaced."""
+        """Return the step's inputs, with packed constants where the kernel wants them."""
         found = list(ins)
         for i, packing in kernel.packings.items():
             value = node.inputs[i]
@@ -558,7 +567,7 @@ class _Lowering:
         return tuple(found)
 
     def release(self, steps: list[Step]) -> None:
-        """Dynamic values die with their last reader."""
+        """Release dynamic values after their last reader."""
         kept = {self.index[v] for v in [*self.graph.outputs, *self.boundary] if v in self.index}
         last: dict[int, Step] = {}
         for step in steps:
@@ -573,7 +582,7 @@ class _Lowering:
 
 
 def _check_results(node: Node, most_bytes: int, inputs: Sequence[Any]) -> None:
-    """Bound the results of a step that makes their memory itself."""
+    """Limit the results of a step that allocates them itself."""
     spec = lookup(node.op)
     if spec is not None:
         check_results(node, spec, inputs, most_bytes)

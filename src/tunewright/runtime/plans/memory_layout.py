@@ -1,4 +1,4 @@
-"""Lifetimes -> offsets in one arena."""
+"""Turns lifetimes of buffers into offsets in one arena."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tunewright.ir.symbolic import Whole, greater
 
 ALIGNMENT = 64
-#: bytes of results that share one piece of memory: to allocate takes longer than a small kernel
+#: bytes of results that share one piece of memory: an allocation takes longer than a small kernel
 PIECE = 16 << 10
 
 
@@ -26,7 +26,7 @@ class Lifetime:
 
 
 def pack(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """Offsets such that buffers alive at the same time never overlap, and the arena's size.
+    """Return offsets such that buffers alive at the same time never overlap, and the arena's size.
 
     Greedy by size, first fit: near the lower bound on real networks, and simple.
     """
@@ -57,8 +57,8 @@ def pack(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
 class Stack:
     """Which storages lie above which others, for sizes that change.
 
-    As `pack` placed them for the sizes at hand: of two that are alive together, the one that lies higher begins behind
-    the other one whatever their sizes are.
+    The order is the one that `pack` chose for the sizes at hand. Of two storages alive together, the higher one begins
+    behind the lower one, whatever their sizes are.
     """
 
     def __init__(self, lifetimes: Mapping[int, Lifetime], offsets: Mapping[int, int]) -> None:
@@ -75,8 +75,8 @@ class Stack:
     def offsets(
         self, nbytes: Mapping[int, int], nothing: int, made: Callable[[Callable[[int, int], int], int, int], int]
     ) -> tuple[dict[int, int], int]:
-        """Where each storage begins, and the arena's size, as places of values: ``made`` answers the place of what a
-        function makes of two others; ``nbytes`` and ``nothing``, which is 0, are such."""
+        """Compute where each storage begins, and the arena's size, as places of values. ``made`` returns the place of a
+        function's result for two other places. ``nbytes`` and ``nothing``, which is 0, are places."""
         found: dict[int, int] = {}
         ends: dict[int, int] = {}
         total = nothing
@@ -87,7 +87,7 @@ class Stack:
         return found, total
 
     def expressions(self, nbytes: Mapping[int, Whole]) -> tuple[dict[int, Whole], Whole]:
-        """The same for symbolic sizes: where each storage begins, and the arena's size."""
+        """Compute the same for symbolic sizes: where each storage begins, and the arena's size."""
         found: dict[int, Whole] = {}
         total: Whole = 0
         for one, below in self._rows:
@@ -97,13 +97,13 @@ class Stack:
 
 
 def aligned(nbytes: Any) -> Any:
-    """A whole number of cache lines, at least one, for this number of bytes."""
+    """Round a number of bytes up to whole cache lines, at least one."""
     lines = -(-nbytes // ALIGNMENT)
     return (max(1, lines) if isinstance(lines, int) else greater(1, lines)) * ALIGNMENT
 
 
 def _scan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """In order of time: best fit among the holes that ended buffers left."""
+    """Place buffers in order of time: best fit among the holes that ended buffers left."""
     offsets = [0] * len(lifetimes)
     holes: list[tuple[int, int]] = []  # (begin, end), sorted, never touching
     alive: list[tuple[int, int, int]] = []  # heap of (last, begin, end)
@@ -141,9 +141,9 @@ def _join(holes: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int,
 
 
 def side_by_side(sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Where each storage begins in one piece of memory, and the bytes of that piece.
+    """Return where each storage begins in one piece of memory, and the bytes of that piece.
 
-    Nothing for large storages: a caller who keeps one result would keep all of them.
+    Large storages are left out: a caller who keeps one result would keep all of them.
     """
     begins, total = {}, 0
     for storage, nbytes in sizes.items():

@@ -135,7 +135,7 @@ class Environment:
     def pack(self, packing: Packing, constant: Array, pool: Threads, keep: bool = True) -> Packed:
         """Pack a constant for a kernel, in a thread of the pool. Equal requests share one result.
 
-        Without ``keep``, the result is not shared: nobody else needs the constant until it is read again.
+        Without ``keep``, nobody else needs the constant before it is read again.
         """
         origin = stored(constant)
         if origin is None and not keep:
@@ -260,9 +260,9 @@ class Program:
         return plan
 
     def serves(self, plan: Plan, sizes: tuple[int, ...], spare: int) -> bool:
-        """Whether `plan_for` would return this plan of a class of shapes for other sizes of its symbols. The plan has
-        served other sizes before. False may also mean that this is not known. ``spare``: the rows to spare that are
-        asked for next."""
+        """Whether `plan_for` would return this plan of a class of shapes for these sizes of its symbols. It did so for
+        others before. False may also mean that this is not known. ``spare``: the rows to spare that are asked for
+        next."""
         classes, template = self._classes, plan.template
         if template is None or not classes or classes[-1] is not plan or self._preferred:
             return False

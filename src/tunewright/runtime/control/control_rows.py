@@ -1,9 +1,9 @@
-"""Control flow that runs inside a launch: a node whose bodies can be planned becomes a block of rows.
+"""Turns control flow into rows of a launch: a node whose bodies can be planned becomes a block of rows.
 
-A body's plan says where its values lie. Here each place becomes an address (`devices/control_rows.py`): what a body is
-given lies where the node's inputs lie, or in a variable that an iteration changes; what it makes lies in memory of the
-block, or in the node's own output. A value that an iteration hands to the next is written to one of two buffers in
-turns.
+A body's plan says where its values lie. This module turns each place into an address (`devices/control_rows.py`).
+Inputs of a body lie where the node's inputs lie, or in a variable that an iteration changes. Results of a body lie in
+memory of the block, or in the node's own output. A value that one iteration hands to the next alternates between two
+buffers.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ from .growing_rows import growing_loop, growth, settle_late
 from .interpreter import Control
 from .row_counts import Counted
 
-#: nodes in the branches of an If that is in no loop: each is planned and its weights are packed, also if it never runs
+#: most nodes in branches of an If outside loops: each is planned and its weights packed, even if it never runs
 MOST_IN_BRANCHES = 100
 
 
 def block_of(runner: Control, repeated: bool = False, traced: Traced | None = None) -> Block | str:
-    """The block of a control-flow node, or why it cannot be one. ``repeated``: it is inside a loop. ``traced``: the
-    plan is for a class of shapes, and so are those of the bodies."""
+    """Make the block of a control-flow node, or say why it cannot be one. ``repeated``: the node is inside a loop.
+    ``traced``: the plan is for a class of shapes, and so are those of the bodies."""
     node = runner.node
     settings = runner.env.settings
     if not settings.join_launches and not isinstance(runner, Counted):
@@ -106,7 +106,7 @@ def block_of(runner: Control, repeated: bool = False, traced: Traced | None = No
     except NotRows as why:
         runner.blamed = () if why.node is None else why.node.origin
         return str(why)
-    except TunewrightError as error:  # of a body, which may never run
+    except TunewrightError as error:  # the error is of a body, which may never run
         return f"a body cannot be planned: {error.what}"
     if writer.nbytes > settings.max_memory_bytes:
         return f"it would need {writer.nbytes:,} bytes, and MAX_MEMORY_BYTES is {settings.max_memory_bytes:,}"
@@ -114,32 +114,32 @@ def block_of(runner: Control, repeated: bool = False, traced: Traced | None = No
 
 
 def _is_small(node: Node) -> bool:
-    """Its bodies are planned whether they will run or not: those of a loop, and branches of few nodes."""
+    """Whether its bodies may all be planned, used or not: those of a loop, and branches of few nodes."""
     size = sum(len(graph) for body in node.bodies.values() for graph in body.walk())
     return node.op != "If" or size <= MOST_IN_BRANCHES
 
 
 @dataclass(eq=False)
 class BlockWriter:
-    """Writes the rows of one node, and of what is in its bodies."""
+    """Writes the rows of one node, and of the nodes in its bodies."""
 
-    #: where the plan is for a class of shapes
+    #: the trace, where the plan is for a class of shapes
     traced: Traced | None = None
-    #: memory of the block that is given away
+    #: bytes of the block's memory that are in use
     nbytes: Whole = 0
-    #: outputs whose length is known when they are there
+    #: outputs whose length is known only after the launch
     ragged: list[Ragged] = field(default_factory=list)
-    #: the trace of loops whose states grow, where the plan is for one shape
+    #: the writer's own trace, for late sizes in a plan for one shape
     own: Traced | None = None
 
     def local(self, nbytes: Whole) -> Ref:
-        """Memory of the block."""
+        """Reserve memory of the block."""
         at = self.nbytes
         self.nbytes += aligned(nbytes if self.traced is None else upper(nbytes, self.traced.bounds))
         return Ref(OWN, at)
 
     def node(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
-        """The rows of a node, with its tensors."""
+        """Write the rows of a node, with its tensors. Raises NotRows."""
         if isinstance(runner, Counted):
             return counted_rows(self, runner, ins, outs)
         write = {
@@ -152,7 +152,7 @@ class BlockWriter:
         return write(runner, ins, outs)
 
     def plan(self, runner: Control, key: str) -> Plan:
-        """The plan of a body."""
+        """Plan a body."""
         types = body_types(runner.node)
         if types is None:
             raise NotRows("the shapes of its inputs are unknown, or change between iterations")
@@ -163,7 +163,7 @@ class BlockWriter:
         return self.known(plan)
 
     def known(self, plan: Plan) -> Plan:
-        """The plan of a body, if the shapes of all that it makes are known."""
+        """Return the plan of a body if the shapes of all its results are known. Raises NotRows otherwise."""
         if plan.rest is not None:
             raise NotRows("shapes in its body depend on data", plan.rest.graph.nodes[0])
         for output, (kind, slot) in enumerate(plan.outputs):
@@ -173,7 +173,7 @@ class BlockWriter:
         return plan
 
     def body(self, plan: Plan, inputs: Refs, results: Mapping[int, Ref]) -> tuple[Body, list[Row]]:
-        """The rows of one pass through a body."""
+        """Write the rows of one pass through a body."""
         arena = plan.arena_bytes if plan.open is None else plan.open.arena_bytes
         body = Body(plan, inputs, self.local(arena).offset, results)
         rows: list[Row] = []
@@ -199,7 +199,7 @@ class BlockWriter:
         begin = most = self.nbytes
         found: list[list[Row]] = []
         for key in ("then_branch", "else_branch"):
-            self.nbytes = begin  # one of them runs
+            self.nbytes = begin  # only one branch runs
             found.append(self.one_branch(runner, key, ins[1:], outs))
             most = greater(most, self.nbytes)
         self.nbytes = most
@@ -213,7 +213,7 @@ class BlockWriter:
         return self.straight(plan, captured, outs)
 
     def straight(self, plan: Plan, inputs: Refs, outs: Sequence[Ref]) -> list[Row]:
-        """The rows of one pass through a body, whose results belong into ``outs``."""
+        """Write the rows of one pass through a body, with its results in ``outs``."""
         users = users_of(plan)
         results: dict[int, Ref] = {}
         begin: list[Row] = []
@@ -226,14 +226,14 @@ class BlockWriter:
             direct.add(whole)
             results[storage] = outs[whole]
             if not all(begins(plan, i) for i, slot in enumerate(plan.slots) if slot.storage == storage):
-                variable = Variable()  # parts of an output are written in place
+                variable = Variable()  # the body writes parts of this output in place
                 begin.append(Set(variable, outs[whole]))
                 results[storage] = Ref(variable)
         body, rows = self.body(plan, inputs, results)
         return [*begin, *rows, *(self.copy(body, k, outs[k]) for k in range(len(outs)) if k not in direct)]
 
     def copy(self, body: Body, output: int, to: Ref) -> Row:
-        """An output of a body to where it is wanted."""
+        """Copy an output of a body to another place."""
         source = body.ref(body.plan.outputs[output][1])
         assert source is not None
         return CopyRow(to, source, made_bytes(body.plan, output))
@@ -278,7 +278,7 @@ class BlockWriter:
     def open(
         self, runner: Control, plan: Plan, output: int, ref: Ref, counter: Counter, why: str, endless: bool
     ) -> TensorType:
-        """The type of a scan output of a Loop whose length is known when it is there, with room for every row."""
+        """Return the type of a Loop's scan output whose length is known only afterwards, with room for every row."""
         limit, row = (runner.node.inputs or [None])[0], made_type(plan, 1 + output)
         assert row is not None
         most = None if limit is None or limit.const is None else greater(0, single(limit))
@@ -319,7 +319,8 @@ class BlockWriter:
     def iterate(
         self, shape: BodyOutputs, inputs: Refs, again: Mapping[int, Variable], scans: Sequence[Stream]
     ) -> tuple[list[Row], list[Row]]:
-        """What stands in front of a loop, and an iteration. ``again``: outputs of the body that the next one takes."""
+        """Write the rows in front of a loop, and those of an iteration. ``again``: outputs that the next iteration
+        takes."""
         plan = shape.plan
         results, before, behind, direct = self.results(shape, again, scans)
         body, rows = self.body(plan, inputs, results)
@@ -330,9 +331,9 @@ class BlockWriter:
             ref = body.ref(slot)
             assert ref is not None
             if ref.is_all_of(variable):
-                continue  # handed on as it is
+                continue  # handed on unchanged
             if plan.slots[slot].place is SlotPlace.INPUT and not isinstance(ref.base, Outer | Own | Fixed | SizeList):
-                # of this iteration alone: another state, its number, a row
+                # this value lasts for one iteration only: another state, the iteration's number, a row
                 buffers = self.buffers(nbytes)
                 before += buffers.begin()
                 copies.append(CopyRow(Ref(buffers.now), ref, nbytes))
@@ -349,7 +350,8 @@ class BlockWriter:
     def results(
         self, shape: BodyOutputs, again: Mapping[int, Variable], scans: Sequence[Stream]
     ) -> tuple[dict[int, Ref], list[Row], list[Row], set[int]]:
-        """Where a body's results lie, what prepares and what turns these places, and scans that are written there."""
+        """Decide where a body's results lie. Returns these places, the rows that prepare and turn them, and scans
+        written there."""
         plan, users = shape.plan, users_of(shape.plan)
         results: dict[int, Ref] = {}
         before: list[Row] = []
@@ -357,7 +359,7 @@ class BlockWriter:
         direct: set[int] = set()
         for storage, nbytes in result_bytes(plan).items():
             whole = [u for u in users[storage] if u >= shape.first and fills(plan, u, storage)]
-            if whole:  # each iteration writes its row, where it stays
+            if whole:  # each iteration writes its row directly into the output
                 stream = scans[whole[0] - shape.first]
                 direct.add(whole[0] - shape.first)
                 results[storage] = Ref(stream.at)
@@ -376,12 +378,12 @@ class BlockWriter:
         return Buffers(Variable(), Variable(), Variable(), (self.local(nbytes), self.local(nbytes)))
 
     def last(self, plan: Plan, carried: Sequence[Variable], first: int, outs: Sequence[Ref]) -> list[Row]:
-        """The states behind the last iteration, to the node's outputs."""
+        """Copy the states behind the last iteration to the node's outputs."""
         return [CopyRow(outs[k], Ref(v), made_bytes(plan, first + k)) for k, v in enumerate(carried)]
 
 
 def _stacked(runner: Control, plan: Plan, made: int, output: int, axis: int, length: Whole) -> TensorType:
-    """The type of a scan output, if it holds exactly the rows that so many iterations make."""
+    """Return the type of a scan output if it holds exactly ``length`` rows. Raises NotRows otherwise."""
     value, row = runner.node.outputs[output], made_type(plan, made)
     whole = static(value)
     if row is None or whole is None or not -len(whole.dims) <= axis < len(whole.dims):
@@ -393,13 +395,13 @@ def _stacked(runner: Control, plan: Plan, made: int, output: int, axis: int, len
 
 
 def _scanned(ref: Ref | None, runner: Control, index: int, axis: int, backwards: bool) -> Stream:
-    """The rows of a scan input."""
+    """Return the rows of a scan input as a stream."""
     whole = static(runner.node.inputs[index])
     assert ref is not None and whole is not None
     return stream_of(ref, whole, axis, backwards)
 
 
 def _is_open(node: Node, types: Sequence[TensorType]) -> bool:
-    """The bodies of a node depend on symbolic sizes."""
+    """Whether the bodies of a node depend on symbolic sizes."""
     captured = node.inputs[len(node.inputs) - node.captures :]
     return any(t.is_symbolic for t in types) or any(v is not None and isinstance(v.const, SymArray) for v in captured)

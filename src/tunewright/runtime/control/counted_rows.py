@@ -1,8 +1,8 @@
 """The rows of steps whose sizes depend on data: a stage for each number that the launch finds out.
 
-A stage ends with what makes the number of rows. What is behind it is planned with that number as a late symbol, and
-once more for no rows and for one row where other kernels, or other views, are right for these. The launch takes the one
-that fits.
+A stage ends with the step that makes the number of rows. What follows is planned with that number as a late symbol. It
+gets extra plans for no rows and for one row if these need other kernels or other views. The launch takes the plan that
+fits.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ if TYPE_CHECKING:
     from .row_counts import Counted
 
 LOG = logging.getLogger("tunewright")
-#: how many rows kernels are chosen for, where there may be more
+#: number of rows that kernels are chosen for, where more are possible
 FORESEEN = 128
-#: what a number that a tensor gives is taken for, where nothing better is known; of several ones each is larger by it
+#: assumed value of a number from a tensor, if nothing better is known; each further number is larger by as much
 FEW = 8
 #: numbers of rows that may have plans of their own
 APART = (0, 1)
-#: of those that are equal to another size, how many may
+#: most numbers with their own plan because they equal another size
 MOST_EQUAL = 2
-#: such plans that there may be, and numbers that a launch may find out one after the other
+#: most such plans, and most numbers that a launch finds out one after the other
 MOST_APART, MOST_STAGES = 12, 32
 
 
 def counted_rows(writer: BlockWriter, runner: Counted, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
-    """The rows of steps that make rows, and of the steps behind them."""
+    """Write the rows of steps that make rows, and of the steps behind them. Raises NotRows."""
     node = runner.node
     if any(ref != Ref(Outer(True, k)) for k, ref in enumerate(outs)):
         raise NotRows("the number of its rows depends on data, and it is inside of a loop or branch")
@@ -87,15 +87,15 @@ class _Staged:
     writer: BlockWriter
     runner: Counted
     traced: Traced
-    #: where results belong
+    #: where the node's results belong
     outs: Sequence[Ref]
-    #: results whose sizes the launch tells, by number
+    #: results whose sizes the launch tells, by output number
     told: dict[int, Ragged] = field(default_factory=dict)
-    #: plans for no rows and for one that were made
+    #: plans for single numbers of rows that were attempted
     apart: int = 0
 
     def rows(self, graph: Graph, places: Mapping[str, Ref], path: str = "rows") -> list[Row]:
-        """The rows of what is not made yet. ``path``: names the plans."""
+        """Write the rows of everything not made yet. ``path``: names the plans."""
         run_passes(graph, (KNOW_SHAPES,), self.runner.env.context)
         for node in graph.nodes:
             if node.op in PLAIN_OP and node.output.name not in places:
@@ -106,7 +106,7 @@ class _Staged:
 
     # -- stages -----------------------------------------------------------------------------------------------------
     def counted(self, graph: Graph, maker: Node, places: Mapping[str, Ref], path: str) -> list[Row]:
-        """The rows of what makes a number of rows, and of what is behind it."""
+        """Write the rows of a step that makes a number of rows, and of what follows it."""
         known = all(v is None or v.const is not None or static(v) is not None for v in maker.inputs)
         if not known:
             raise NotRows(f"node {maker.name!r} ({PLAIN_OP[maker.op]}) takes tensors of unknown shape", maker)
@@ -126,11 +126,11 @@ class _Staged:
         return [*rows, *self.few(counted, rows_for, number)]
 
     def given(self, graph: Graph, node: Node, places: Mapping[str, Ref], path: str) -> list[Row]:
-        """The rows that read numbers, and those of what is behind them."""
+        """Write the rows that read numbers, and those of what follows them."""
         source = node.inputs[0]
         assert source is not None
         type = static(source)
-        if source.const is not None:  # it is no data, now that sizes are known
+        if source.const is not None:  # with sizes known, the number is a constant
             return self.rows(_with_numbers(graph, node, source.const.reshape(-1).tolist()), places, path)
         if type is None or type.dtype is not DType.INT64:
             raise NotRows(f"the launch cannot read {source.name!r}")
@@ -160,8 +160,8 @@ class _Staged:
     def stage(
         self, graph: Graph, wanted: str, places: Mapping[str, Ref], path: str, count: Ref | None = None
     ) -> tuple[list[Row], dict[str, Ref]]:  # fmt: skip
-        """The rows of the node whose first output is ``wanted``, with what it needs, and where its results lie. Its
-        last output goes to ``count``."""
+        """Write the rows of the node whose first output is ``wanted``, and of what it needs. Also returns where results
+        lie. The node's last output goes to ``count``."""
         last = next(node for node in graph.nodes if node.output.name == wanted)
         nodes = _needed(graph, last, places)
         made = self.made(graph, nodes)
@@ -173,7 +173,7 @@ class _Staged:
         return self.writer.straight(plan, [places[v.name] for v in part.inputs], [*made.values(), *counts]), made
 
     def cases(self, late: Late, rows_for: Callable[[Whole], list[Row]], number: SymInt) -> list[Row]:
-        """The rows of what is behind a number that is known now."""
+        """Write the rows of what follows a number, now that the launch knows it."""
         begin = self.writer.nbytes
         general = [Compute(late), *rows_for(number)]
         check_count(late, self.traced)
@@ -182,11 +182,11 @@ class _Staged:
         return self.apart_from(general, late.counter, failing, rows_for, begin)
 
     def few(self, counter: Counter, rows_for: Callable[[Whole], list[Row]], most: int) -> list[Row]:
-        """The same for a number that is never as large as others."""
+        """Do the same for a number that is at most one: each value has rows of its own."""
         begin = self.writer.nbytes
         rows = self.apart_from(rows_for(most), counter, [*range(most)], rows_for, begin)
         cases = rows[0].cases if rows and isinstance(rows[0], Cases) else {}
-        if len(cases) < most:  # no guard tells the launch that its rows are wrong for other numbers
+        if len(cases) < most:  # no guard tells the launch that these rows are wrong for other numbers
             raise NotRows(f"not every number of rows up to {most} has rows of its own")
         return rows
 
@@ -194,7 +194,7 @@ class _Staged:
         self, general: list[Row], counter: Counter, numbers: Sequence[int], rows_for: Callable[[Whole], list[Row]],
         begin: Whole,
     ) -> list[Row]:  # fmt: skip
-        """Rows, or those for some numbers of their own; all of them use the memory from ``begin`` on."""
+        """Choose between general rows and rows for single numbers. All use the memory from ``begin`` on."""
         most, cases = self.writer.nbytes, dict[int, list[Row]]()
         for n in numbers:
             self.writer.nbytes = begin
@@ -206,36 +206,36 @@ class _Staged:
         return [Cases(counter, cases, general)] if cases else general
 
     def symbol(self, foreseen: int, top: Whole) -> SymInt:
-        """A number that the launch finds out, at most ``top``."""
+        """Make the symbol of a number that the launch finds out, at most ``top``."""
         trace = self.traced.trace
         symbol = trace.late(f"r{len(trace.atoms)}", max(2, foreseen), 0, MOST if isinstance(top, SymInt) else top)
         self.traced.bounds[newest(symbol)] = (top, 0)
         return symbol
 
     def rows_apart(self, rows_for: Callable[[Whole], list[Row]], number: int) -> list[Row] | None:
-        """The rows for a number of their own; None where there are none."""
+        """Write the rows for one number. None: there are none."""
         self.apart += 1
         if self.apart > MOST_APART:
             return None
         try:
             return rows_for(number)
-        except (NotRows, TunewrightError) as why:  # the request says what is wrong, if anything is
+        except (NotRows, TunewrightError) as why:  # the request reports what is wrong, if anything is
             LOG.debug("%s: for %d rows: %s", self.runner.node.name, number, why)
         return None
 
     def holds(self, late: Late, number: int) -> bool:
-        """The guards hold for this number, as far as known."""
+        """Whether the guards hold for this number, as far as known."""
         guards = guards_of(self.traced.trace, late.atom)
         return all(_answer(how, left, {late.atom: number}) is answer for how, left, answer in guards)
 
     def coincidences(self, late: Late) -> list[int]:
-        """Numbers that are another size of the model: there it means something else."""
+        """Numbers that equal another size of the model, where a guard would decide otherwise."""
         guards = guards_of(self.traced.trace, late.atom)
         found = {root(left, late.atom) for how, left, answer in guards if how == "==" and not answer}
         return sorted(n for n in found if n is not None and n >= LEAST)
 
     def made(self, graph: Graph, nodes: Sequence[Node]) -> dict[str, Ref]:
-        """Where results of a stage lie that are wanted behind it, by name."""
+        """Find places for the results of a stage that later steps need, by name."""
         inside, found = {*nodes}, dict[str, Ref]()
         outs = {value.name: ref for value, ref in zip(graph.outputs, self.outs, strict=True)}
         for node in nodes:
@@ -250,7 +250,7 @@ class _Staged:
         return found
 
     def last(self, graph: Graph, places: Mapping[str, Ref], path: str) -> list[Row]:
-        """The rows of everything that is left, and those that tell the sizes of results."""
+        """Write the rows of everything that is left, and rows that tell the sizes of results."""
         waiting = {k: ref for k, ref in enumerate(self.outs) if places.get(graph.outputs[k].name) != ref}
         types = [static(value) for value in graph.outputs]
         rows: list[Row] = []
@@ -263,7 +263,7 @@ class _Staged:
         return [*rows, *self.tell(types)]
 
     def plan(self, part: Graph, path: str) -> Plan:
-        """The plan of a stage."""
+        """Plan a stage."""
         runner = self.runner
         program = runner.bodies[path] = Program(part, runner.env, True, repeated=runner.repeated)
         try:
@@ -274,7 +274,7 @@ class _Staged:
 
     # -- sizes of results ---------------------------------------------------------------------------------------------
     def tell(self, types: Sequence[TensorType | None]) -> list[Row]:
-        """Rows that tell the sizes of results, which have room for the most that these can be in the first stages."""
+        """Write rows that tell the sizes of results. Each result has room for its largest size in the first stages."""
         told: list[tuple[Counter, Whole]] = []
         for k, (value, type) in enumerate(zip(self.runner.node.outputs, types, strict=True)):
             if type is None:
@@ -295,13 +295,13 @@ class _Staged:
         return [Tell(told)] if told else []
 
     def room(self, k: int, type: TensorType) -> Ragged:
-        """A result with room for the most that its sizes can be."""
+        """Make a result with room for its largest sizes."""
         room = with_dims(type, [upper(d, self.traced.bounds) for d in type.dims])
         if math.prod(map(hint, room.dims)) * type.dtype.itemsize > MOST_ROOM:
             raise NotRows(f"room for {room} would be too much")
         tensor = self.runner.node.outputs[k].tensor
         declared = [None] * len(type.dims) if tensor is None or tensor.shape is None else tensor.shape
-        # a size that is known in one stage may be another one in the next: at most one row, or none
+        # a size known in one stage may differ in the next: at most one row, or none
         open_ = [is_late(d) or not isinstance(s, int | SymInt) for d, s in zip(type.dims, declared, strict=True)]
         counters = tuple(Counter() if one else None for one in open_)
         found = Ragged(k, room, counters[0] or Counter(), 1, told=counters)
@@ -310,7 +310,7 @@ class _Staged:
 
 
 def _fits(size: Whole, room: Whole, counter: Counter | None) -> bool:
-    """There is room for a size, which is known in front of the launch unless it is counted."""
+    """Whether there is room for a size. Without a counter, the size must be known before the launch."""
     if same([size], [room]) or (counter is not None and is_late(size)):
         return True
     least = room.least if isinstance(room, SymInt) else room
@@ -319,7 +319,7 @@ def _fits(size: Whole, room: Whole, counter: Counter | None) -> bool:
 
 # -- graphs -----------------------------------------------------------------------------------------------------------
 def _needed(graph: Graph, maker: Node, places: Mapping[str, Ref]) -> list[Node]:
-    """A node and what it needs that is not made yet, in order."""
+    """A node and all nodes it needs that are not made yet, in order."""
     found, waiting = {maker}, [maker]
     while waiting:
         for value in waiting.pop().inputs:
@@ -331,7 +331,7 @@ def _needed(graph: Graph, maker: Node, places: Mapping[str, Ref]) -> list[Node]:
 
 
 def _cut(graph: Graph, places: Mapping[str, Ref], outputs: Sequence[Value]) -> Graph:
-    """What makes some values of those that are there, as a graph of its own."""
+    """Copy the nodes that make some values out of existing ones into a graph of their own."""
     part, mapping = Graph("rows"), dict[Value, Value]()
 
     def of(value: Value) -> Value:
@@ -356,7 +356,7 @@ def _cut(graph: Graph, places: Mapping[str, Ref], outputs: Sequence[Value]) -> G
 
 
 def _with_rows(graph: Graph, maker: Node, number: Whole) -> Graph:
-    """A copy of a graph in which a node makes this number of rows."""
+    """Copy a graph so that a node makes this number of rows."""
     twin = graph.clone()
     node = next(one for one in twin.nodes if one.output.name == maker.output.name)
     for value in node.outputs[:-1]:
@@ -368,7 +368,7 @@ def _with_rows(graph: Graph, maker: Node, number: Whole) -> Graph:
 
 
 def _with_numbers(graph: Graph, node: Node, numbers: Sequence[Whole]) -> Graph:
-    """A copy of a graph in which the numbers that a launch reads are these."""
+    """Copy a graph so that the numbers that a launch reads are these."""
     twin = graph.clone()
     reader = next(one for one in twin.nodes if one.output.name == node.output.name)
     type = reader.output.tensor
@@ -381,7 +381,7 @@ def _with_numbers(graph: Graph, node: Node, numbers: Sequence[Whole]) -> Graph:
 
 
 def _most_rows(node: Node) -> Whole:
-    """The most rows that there can be."""
+    """The largest number of rows that the node can make."""
     given = [None if v is None else static(v) for v in node.inputs]
     x = given[0]
     assert x is not None
@@ -403,7 +403,7 @@ def _most_rows(node: Node) -> Whole:
 
 # -- guards -----------------------------------------------------------------------------------------------------------
 def check_count(late: Late, traced: Traced) -> None:
-    """Refuse decisions that are right for hardly any other number of rows than the one at hand."""
+    """Raise NotRows for guards that hold for hardly any number of rows but the one at hand."""
     symbol, most = traced.trace.atoms[late.atom], hint(traced.bounds[late.atom][0])
     others = {n for n in (symbol.hint - 1, symbol.hint // 2 + 1, (symbol.hint + most) // 2, most) if n >= 2}
     for how, left, answer in guards_of(traced.trace, late.atom):
@@ -412,6 +412,6 @@ def check_count(late: Late, traced: Traced) -> None:
 
 
 def _answer(how: str, left: SymInt, values: Mapping[int, int]) -> bool:
-    """Whether the comparison of a guard holds where late symbols have these values."""
+    """Whether the comparison of a guard is true for these values of late symbols."""
     value = value_at(left, values)
     return bool(value == 0 if how == "==" else value < 0)

@@ -1,4 +1,4 @@
-"""Loops whose states grow, inside a launch: sizes are numbers that the launch computes in each iteration."""
+"""Loops whose states grow, inside a launch: the launch computes their sizes in each iteration."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ from .interpreter import Control
 if TYPE_CHECKING:
     from .control_rows import BlockWriter
 
-#: iterations that there may be room for: the first number with which memory is no larger than it may be
+#: numbers of iterations to make room for; the first whose memory is within the limit is used
 ROOMS = (4096, 512, 64)
-#: how many iterations of such a loop kernels are chosen for
+#: about how many iterations of such a loop kernels are chosen for
 FORESEEN = 16
 
 
 class OfOthers(Exception):
-    """What was planned is not right for the first iterations."""
+    """The plan for later iterations is wrong for the first ``apart`` ones."""
 
     def __init__(self, apart: int) -> None:
         super().__init__(f"the first {apart} iterations need bodies of their own")
@@ -65,20 +65,20 @@ class OfOthers(Exception):
 
 
 def growth(runner: Control) -> Growth | None:
-    """How the states of a loop grow; None where they do not, or nothing is known."""
+    """Return how the states of a loop grow. None: they do not grow, or nothing is known."""
     types = body_types(runner.node)
     if types is None:
         return None
     try:
         return growth_of(runner.node, types)
     except Irregular:
-        return None  # who plans the body says what is wrong
+        return None  # planning the body reports what is wrong
 
 
 def growing_loop(
     writer: BlockWriter, runner: Control, growth: Growth, ins: Refs, outs: Sequence[Ref], endless: bool
 ) -> list[Row]:
-    """The rows of a Loop whose states grow."""
+    """Write the rows of a Loop whose states grow. Raises NotRows."""
     if any(ref != Ref(Outer(True, k)) for k, ref in enumerate(outs)):
         raise NotRows("its states grow, and it is inside of another loop or branch")
     if not runner.env.serves_classes:
@@ -144,7 +144,7 @@ class _Growing:
 
     @property
     def trips(self) -> Whole | None:
-        """As many iterations as there may be, where that is known in front of the launch and not too many."""
+        """The number of iterations, if it is known before the launch and not too large."""
         node = self.runner.node
         limit = node.inputs[0] if len(node.inputs) > self.runner.captures else None
         if limit is None or limit.const is None:
@@ -154,12 +154,12 @@ class _Growing:
 
     @property
     def fitting(self) -> int:
-        """Iterations for which there is memory."""
+        """The number of iterations for which there is memory."""
         return MOST_ROOM // max(1, self.growth.grown_bytes())
 
     @property
     def most(self) -> Whole:
-        """Iterations that there is room for."""
+        """The number of iterations to make room for."""
         trips = self.trips
         return max(1, min(self.room, self.runner.max_iterations, self.fitting)) if trips is None else trips
 
@@ -168,7 +168,7 @@ class _Growing:
         return self.trips is None
 
     def number(self) -> SymInt:
-        """The symbol that is the number of an iteration."""
+        """Make the symbol for the number of an iteration."""
         most, apart, traced = self.most, self.growth.apart, self.traced
         if hint(most) <= apart:
             raise NotRows("its states grow, and it has few iterations")
@@ -183,7 +183,7 @@ class _Growing:
         return self.writer.traced
 
     def steady(self, number: SymInt) -> Plan:
-        """The plan of the body for all iterations but the first ones."""
+        """Plan the body for all iterations but the first ones."""
         plan = self.plan(self.growth.types(number), number.text)
         for k, wanted in enumerate(self.growth.types(number + 1)):
             made = made_type(plan, 1 + k)
@@ -196,7 +196,7 @@ class _Growing:
         return plan
 
     def plan(self, given: Sequence[TensorType], key: str) -> Plan:
-        """The plan of the body for these states."""
+        """Plan the body for these states."""
         types, runner = body_types(self.runner.node), self.runner
         assert types is not None
         types[2 : 2 + len(given)] = given
@@ -210,7 +210,7 @@ class _Growing:
     def body(
         self, plan: Plan, condition: Variable, carried: Sequence[Variable], scans: Sequence[Stream], front: list[Row]
     ) -> list[Row]:
-        """The rows of an iteration; what stands in front of the loop goes to ``front``."""
+        """Write the rows of an iteration. The rows in front of the loop go to ``front``."""
         captured = self.ins[len(self.ins) - self.runner.captures :]
         inputs = [Ref(self.counter), Ref(condition), *(Ref(v) for v in carried), *captured]
         again = ({} if self.endless else {0: condition}) | {1 + k: v for k, v in enumerate(carried)}
@@ -220,7 +220,7 @@ class _Growing:
         return rows
 
     def collected(self, plans: Sequence[Plan], output: int) -> Stream:
-        """Rows of a scan output."""
+        """Return the rows of a scan output as a stream."""
         rows, most = [made_type(plan, 1 + output) for plan in plans], self.most
         row, limit = rows[0], self.runner.env.settings.max_tensor_bytes
         if row is None or not all(one is not None and _is(one, row) for one in rows):
@@ -232,13 +232,13 @@ class _Growing:
 
 
 def _is(a: TensorType, b: TensorType) -> bool:
-    """They are written alike: nothing is guarded."""
+    """Whether two types have the same element type and the same size expressions. This adds no guards."""
     return a.dtype is b.dtype and same(a.dims, b.dims)
 
 
 def _holding(trace: ShapeTrace, atom: int) -> int:
-    """The first iteration from which on the guards of a body hold, as far as foreseen, and not only in the one that
-    kernels are chosen for."""
+    """Return the first iteration from which on the guards of a body hold, as far as foreseen. Raises NotRows if this is
+    too late."""
     symbol = trace.atoms[atom]
     least = int(symbol.least)
     foreseen = [k for k in range(least, symbol.hint + 2) if k <= symbol.most]
@@ -252,7 +252,7 @@ def _holding(trace: ShapeTrace, atom: int) -> int:
 
 
 def settle_late(rows: Sequence[Row], writer: BlockWriter) -> None:
-    """Have the rows compute what depends on the numbers of iterations, and check the guards of that."""
+    """Let the rows compute what depends on late numbers, and check the guards on these numbers."""
     if writer.traced is None:
         return
     for row in walk(rows):

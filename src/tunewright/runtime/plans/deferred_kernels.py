@@ -54,7 +54,7 @@ def follows_from_shapes(node: Node) -> bool:
 
 
 class LateKernel(Kernel):
-    """Poses the problem anew at each run, with values that affect the result's shape or the kernel as constants."""
+    """Poses the problem anew at each run. Values that are part of the problem become constants."""
 
     name = "chosen as it runs"
     #: most kernels kept; the least recently used one is dropped
@@ -65,7 +65,7 @@ class LateKernel(Kernel):
         self._kernels: OrderedDict[str, Kernel] = OrderedDict()
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        inputs = queue.fetch(inputs)  # the host must read the values
+        inputs = queue.fetch(inputs)  # posing the problem reads the values
         problem = self.pose(inputs)
         kernel = self._kernels.pop(problem.key(), None)
         if kernel is None:

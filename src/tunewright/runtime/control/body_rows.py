@@ -1,4 +1,4 @@
-"""Bodies of loops and branches as rows of a launch: where their values lie, and what they make."""
+"""Bodies of loops and branches as rows of a launch: where their values lie, and what they return."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .interpreter import Control
 
 Refs: TypeAlias = Sequence[Ref | None]
 TRUE = Ref(Fixed(np.ones((), np.bool_)))
-#: bytes of room for rows that a loop may not make
+#: most bytes of room for rows that a loop may never make
 MOST_ROOM = 64 << 20
 
 
 class NotRows(Exception):
-    """Why a node is run by the request itself; ``node``: which one of its body is to blame, where that is known."""
+    """Says why the request runs a node by itself. ``node``: the node of the body that prevents a launch, if known."""
 
     def __init__(self, why: str, node: Node | None = None) -> None:
         super().__init__(why)
@@ -33,12 +33,12 @@ class NotRows(Exception):
 
 
 class TooLarge(NotRows):
-    """It would need too much memory."""
+    """The rows would need too much memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class BodyStep:
-    """A step of a body, as times are told."""
+    """A step of a body, to which times are attributed."""
 
     plan: Plan
     step: Step
@@ -46,7 +46,7 @@ class BodyStep:
 
 @dataclass(eq=False)
 class Buffers:
-    """Two buffers that are written in turns, and which one is next."""
+    """Two buffers that iterations write in turn, with the current and the next one."""
 
     now: Variable
     then: Variable
@@ -62,7 +62,7 @@ class Buffers:
 
 @dataclass(eq=False)
 class Stream:
-    """Rows of an output, or of an input, one for each iteration."""
+    """Rows of an input or output, one per iteration."""
 
     at: Variable
     first: Ref
@@ -77,12 +77,12 @@ class Stream:
 
 @dataclass(eq=False)
 class Body:
-    """A body's plan with its places."""
+    """A body's plan with the places of its values."""
 
     plan: Plan
     inputs: Refs
     arena: Whole
-    #: of each storage that outlives the body
+    #: the place of each storage that outlives the body
     results: Mapping[int, Ref]
 
     def ref(self, slot: int) -> Ref | None:
@@ -109,11 +109,11 @@ OWN: Base = Own()
 
 @dataclass(frozen=True, eq=False)
 class BodyOutputs:
-    """The outputs of a body: a condition, states, scans."""
+    """The outputs of a body: condition, states, scans."""
 
     plan: Plan
     states: int
-    #: the number of the first state
+    #: number of the first state among the outputs
     offset: int
     #: outputs that are the condition
     conditions: tuple[int, ...]
@@ -124,7 +124,7 @@ class BodyOutputs:
         return self.offset + self.states
 
     def is_condition(self, storage: int, users: Sequence[int]) -> bool:
-        """It holds nothing but the condition, which is not read by the next iteration."""
+        """Whether a storage holds only the condition, and the next iteration does not read it."""
         given = self.plan.inputs[1] if self.conditions else -1
         return set(users) == set(self.conditions) and not any(given in step.ins for step in self.plan.steps)
 
@@ -147,7 +147,7 @@ def given_at_first(ref: Ref | None) -> Ref:
 
 
 def check_single(runner: Control, index: int, dtype: DType) -> int:
-    """Input number ``index`` is one element of this type."""
+    """Check that input ``index`` is one element of this type, and return ``index``. Raises NotRows."""
     type = static(runner.node.inputs[index])
     if type is None or type.size != 1 or type.dtype is not dtype:
         raise NotRows(f"input {index} is no single {dtype}")
@@ -161,7 +161,7 @@ def check_condition(plan: Plan) -> None:
 
 
 def check_types(runner: Control, plan: Plan, made: Sequence[int], outputs: Sequence[int]) -> None:
-    """Outputs of the node are known to be what the body makes."""
+    """Check that outputs of the node have the known types that the body makes. Raises NotRows."""
     for one, other in zip(made, outputs, strict=True):
         type, known = made_type(plan, one), static(runner.node.outputs[other])
         if type is None or type != known:
@@ -170,7 +170,7 @@ def check_types(runner: Control, plan: Plan, made: Sequence[int], outputs: Seque
 
 
 def made_type(plan: Plan, output: int) -> TensorType | None:
-    """The type of an output of a body, where it is a plain tensor of known shape."""
+    """Return the type of a body's output if it is a plain tensor of known shape. Otherwise None."""
     at = plan.outputs[output][1]
     type = plan.slots[at].type
     if not isinstance(type, TensorType) or not type.is_static or type.layout.name != "plain":
@@ -191,12 +191,12 @@ def offset_of(plan: Plan, slot: int) -> Whole:
 
 
 def begins(plan: Plan, slot: int) -> bool:
-    """A slot is at the beginning of its storage, whatever the sizes are."""
+    """Whether a slot is at the beginning of its storage for all sizes."""
     return same([offset_of(plan, slot)], [0])
 
 
 def result_bytes(plan: Plan) -> Mapping[int, Whole]:
-    """Bytes of the storages that outlive a body."""
+    """Bytes of each storage that outlives a body."""
     return plan.results if plan.open is None else plan.open.results
 
 
@@ -210,10 +210,10 @@ def users_of(plan: Plan) -> dict[int, list[int]]:
 
 
 def fills(plan: Plan, output: int, storage: int) -> bool:
-    """An output is all of its storage."""
+    """Whether an output takes up all of its storage."""
     return begins(plan, plan.outputs[output][1]) and same([made_bytes(plan, output)], [result_bytes(plan)[storage]])
 
 
 def only_user(plan: Plan, storage: int, users: Sequence[int]) -> int | None:
-    """The output that is all of its storage, where nothing else in it is one."""
+    """Return the output that takes up all of its storage, if it is the only one there. Otherwise None."""
     return users[0] if len(users) == 1 and fills(plan, users[0], storage) else None

@@ -1,4 +1,4 @@
-"""Remembers which branch of an If makes the results of a plan, so that the condition is not computed again."""
+"""Remembers which branch of an If makes the results of a plan, so that no request computes the condition again."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MOST = 64
 
 
 class Decision:
-    """The decisions of a plan that does one thing: choose the branch of an If that makes its results.
+    """The decisions of a plan whose results come from one If.
 
-    Single numbers among the inputs decide. For numbers that it has met before, the branch runs at once.
+    Single numbers among the inputs decide. For numbers seen before, the request runs the branch at once.
     """
 
     @classmethod
     def of(cls, plan: Plan) -> Decision | None:
-        """The decisions of a plan. None: it does more, or other things than single numbers decide."""
+        """Make the decisions of a plan. None: the plan does more, or other inputs decide than single numbers."""
         if not plan.steps or plan.rest is not None or plan.shared_outputs() or not plan.device.shares_memory:
             return None
         if plan.template is not None and plan.template.constants:
-            return None  # sizes decide as well
+            return None  # sizes also decide
         *before, last = plan.steps
         if (
             not isinstance(last.control, IfRunner)
@@ -57,14 +57,14 @@ class Decision:
         at = {slot: number for number, slot in enumerate(plan.inputs)}
         self.step, self.control, (self.condition, *captured) = step, control, step.ins
         self.decides = [at[i] for i in decides]
-        #: the inputs of the branch: the number of an input of the plan, or a constant
+        #: inputs of the branch: each is an input of the plan by number, or a constant
         self.captured = [(at[i], None) if i in at else (-1, plan.slots[i].const) for i in captured]
-        #: the result of the branch that each output of the plan is
+        #: for each output of the plan: the number of the branch's result
         self.outputs = [step.outs.index(i) for _, i in plan.outputs]
         self.known: dict[tuple[Any, ...], Program] = {}
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]] | None:
-        """The branch for these inputs, and its own inputs. None: not decided yet."""
+        """Return the branch for these inputs, and the branch's inputs. None: no decision is known yet."""
         body = self.known.get(tuple([inputs[number].item() for number in self.decides]))
         if body is None:
             return None

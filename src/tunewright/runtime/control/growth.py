@@ -1,4 +1,4 @@
-"""States of a loop that grow: by how much each iteration makes them longer, whatever is computed in it."""
+"""States of a loop that grow: how much longer each iteration makes them, whatever values the loop computes."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from tunewright.ir.types import TensorType
 from tunewright.ops.control_types import CONDITION, ITERATION, made_by, states, with_dims
 from tunewright.ops.infer import Budget, propagate
 
-#: iterations that may have bodies of their own: sizes of 0 and 1 are classes of their own, and others may be
+#: most iterations that have bodies of their own: sizes 0 and 1 are classes of their own, and others may be
 MOST_FIRST = 4
 
 
 class Irregular(Exception):
-    """The types of states follow no rule that is known in front of a loop."""
+    """The types of states follow no rule that is known before the loop."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What the states of a Loop are at the beginning of each iteration."""
+    """The types of a Loop's states at the beginning of each iteration."""
 
-    #: of the first iterations, one after the other
+    #: types at the beginning of each of the first iterations
     first: Sequence[Sequence[TensorType]]
     #: what each iteration adds to each size of each state
     steps: Sequence[tuple[int, ...]]
-    #: how many iterations have bodies of their own
+    #: number of first iterations that have bodies of their own
     apart: int
 
     def types(self, iteration: Whole) -> list[TensorType]:
-        """The states at the beginning of an iteration."""
+        """Types of the states at the beginning of an iteration."""
         return [
             with_dims(type, [d + step * iteration for d, step in zip(type.dims, added, strict=True)])
             for type, added in zip(self.first[0], self.steps, strict=True)
         ]
 
     def grown_bytes(self) -> int:
-        """How many bytes an iteration adds, in the sizes at hand."""
+        """Bytes that an iteration adds, for the sizes at hand."""
         return sum(b.at_hand.nbytes - a.at_hand.nbytes for a, b in zip(self.types(8), self.types(9), strict=True))
 
 
 def growth_of(node: Node, types: Sequence[TensorType]) -> Growth | None:
-    """The growth of a Loop's states, whose body takes these types at first; None where they stay as they are."""
+    """Return how a Loop's states grow, from these types in the first iteration. None: they keep their types. Raises
+    Irregular."""
     body, count = node.bodies["body"], states(node)
     rows = [list(types[2 : 2 + count])]
     captured = types[2 + count :]
@@ -71,7 +72,7 @@ def _is_small(size: Whole) -> bool:
 
 
 def _is(a: TensorType, b: TensorType) -> bool:
-    """They are written alike: nothing is guarded."""
+    """Whether two types have the same element type and the same size expressions. This adds no guards."""
     return a.dtype is b.dtype and same(a.dims, b.dims)
 
 
@@ -85,7 +86,7 @@ def _difference(a: TensorType, b: TensorType) -> tuple[int, ...]:
 def _following(
     node: Node, body: Graph, given: Sequence[TensorType], captured: Sequence[TensorType]
 ) -> list[TensorType]:
-    """The states behind an iteration."""
+    """Infer the types of the states after an iteration. Raises Irregular."""
 
     def infer(graph: Graph) -> object:
         return propagate(graph, Budget(), tolerant=True, bodies=True)

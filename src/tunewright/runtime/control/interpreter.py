@@ -1,4 +1,4 @@
-"""If, Loop, Scan and SequenceMap: bodies are programs of their own, run by the request that runs the node."""
+"""If, Loop, Scan and SequenceMap: each body is a program, run by the request that runs the node."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Control(ABC):
-    """A control-flow node. ``captures`` of its inputs go to every body unchanged."""
+    """A control-flow node. Its last ``captures`` inputs go to every body unchanged."""
 
     def __init__(self, node: Node, env: Environment, repeated: bool = False) -> None:
         self.node, self.env = node, env
         self.captures = node.captures
         self.max_iterations = env.settings.max_iterations
-        #: why the request runs it and not a launch, and which of the model's nodes are to blame
+        #: why the request runs the node and not a launch, and which of the model's nodes prevent it
         self.why_not_compiled = ""
         self.blamed: tuple[str, ...] = ()
         self.repeated = repeated | (node.op != "If")
@@ -35,7 +35,7 @@ class Control(ABC):
         self.bodies = {key: Program(body, env, True, _open(node, body), repeated) for key, body in node.bodies.items()}
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Formal inputs, captured values."""
+        """Divide the inputs into formal inputs and captured values."""
         at = len(inputs) - self.captures
         return list(inputs[:at]), list(inputs[at:])
 
@@ -64,7 +64,7 @@ class LoopRunner(Control):
         collected: list[list[Any]] = [[] for _ in body.graph.outputs[1 + len(carried) :]]
         iteration = 0
         while go and (limit is None or iteration < limit):
-            executor.iterations += 1  # of all loops together: what is nested multiplies
+            executor.iterations += 1  # counts all loops together: nested loops multiply
             if executor.iterations > self.max_iterations:
                 raise self.too_long("the loops of the model do not end")
             results = executor.run(body, [np.asarray(iteration, np.int64), np.asarray(True), *carried, *captured])
@@ -81,7 +81,7 @@ class LoopRunner(Control):
 
 
 def too_long(node: Node, what: str, most: int) -> LimitError:
-    """A loop takes more iterations than there may be."""
+    """The error for a loop that takes too many iterations."""
     hint = f"the limit is MAX_ITERATIONS = {most:,}"
     return LimitError(what, where=f"node {node.name!r} ({node.op})", hint=hint)
 
@@ -114,7 +114,7 @@ class ScanRunner(Control):
         scans = []
         for k, (made, axis, direction) in enumerate(zip(collected, out_axes, out_directions, strict=True)):
             whole = stack(made[::-1] if direction else made, body.graph, len(state) + k)
-            scans.append(np.ascontiguousarray(_move(whole, 0, axis)))  # kernels take plain memory
+            scans.append(np.ascontiguousarray(_move(whole, 0, axis)))  # kernels take contiguous memory
         return [*(state if length else _detached(state)), *scans]
 
 
@@ -144,12 +144,13 @@ _KINDS: dict[str, type[Control]] = {
 
 
 def make_control(node: Node, env: Environment, repeated: bool = False) -> Control | None:
-    """The runner of a control-flow node; None for an ordinary one. ``repeated``: it is inside a loop."""
+    """Return the runner of a control-flow node; None for any other node. ``repeated``: the node is inside a loop."""
     return _KINDS[node.op](node, env, repeated) if node.bodies and node.op in _KINDS else None
 
 
 def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
-    """Per-iteration results along a new first axis; without any, the body's types tell what is known of the shape."""
+    """Stack the results of iterations along a new first axis. Without iterations, the shape follows from the body's
+    types."""
     if rows:
         shapes = {np.shape(row) for row in rows}
         if len(shapes) > 1 or not all(isinstance(row, np.ndarray) for row in rows):
@@ -163,7 +164,7 @@ def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
 
 
 def _open(node: Node, body: Graph) -> set[tuple[int, int]]:
-    """(input, axis) of the sizes in a body that depend on those of the plan that is being made."""
+    """(input, axis) of the sizes in a body that are symbolic in the plan being made."""
     given: list[Value | None] = [None] * len(body.inputs)
     for back in range(1, node.captures + 1):
         given[-back] = node.inputs[-back]
@@ -180,12 +181,12 @@ def _open(node: Node, body: Graph) -> set[tuple[int, int]]:
 
 
 def _detached(values: Sequence[Any]) -> list[Any]:
-    """What a loop without iterations returns: its inputs, whose bytes may be reused as soon as the step is over."""
+    """Copy the inputs that a loop without iterations returns: their bytes may be reused as soon as the step is over."""
     return [value.copy() if isinstance(value, np.ndarray) else value for value in values]
 
 
 def _move(array: Any, source: int, destination: int) -> np.ndarray[Any, Any]:
-    """np.moveaxis for what a model says."""
+    """Call np.moveaxis with axes from a model. Raises ExecutionError for axes out of range."""
     rank = array.ndim if isinstance(array, np.ndarray) else 0
     for axis in (source, destination):
         if not -rank <= axis < rank:

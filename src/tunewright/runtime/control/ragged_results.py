@@ -1,4 +1,4 @@
-"""Results that become as long as a loop is: room for as many iterations as there may be, and what of it was used."""
+"""Results whose size a launch finds out: memory for the largest size, and the part of it that was used."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tunewright.ir.symbolic import Whole
 
 from .interpreter import too_long
 
-#: bytes that may be left over
+#: most bytes of a result whose unused part may always stay
 FEW = 4096
 
 
 class RaggedRoom(NamedTuple):
-    """How large a result may become, for the sizes at hand."""
+    """The largest size of a result, for the sizes at hand."""
 
-    #: iterations that there may be; None: what the node's first input says
+    #: most iterations; None: the node's first input says how many
     most: int | None
     dims: tuple[int, ...]
     dtype: np.dtype[Any]
-    #: elements of a result whose sizes the launch tells
+    #: number of elements, for a result whose sizes the launch tells
     size: int
 
     @staticmethod
     def of(one: Ragged, number: Callable[[Whole], int]) -> RaggedRoom:
-        """The room for a result, where ``number`` says what sizes are."""
+        """Compute the room for a result. ``number`` returns the value of a size."""
         dims = tuple([number(d) for d in one.type.dims])
         return RaggedRoom(None if one.most is None else number(one.most), dims, one.type.dtype.numpy, math.prod(dims))
 
@@ -40,10 +40,10 @@ def make_room(
     results: Sequence[tuple[int, Ragged, int, Node]], rooms: Mapping[Ragged, RaggedRoom],
     values: MutableMapping[int, Any], iterations: tuple[int, int], max_tensor_bytes: int,
 ) -> None:  # fmt: skip
-    """Memory for what a launch makes rows of, as many as there may be.
+    """Allocate memory for rows that a launch makes, for the largest possible number.
 
-    ``results``: the slot, what it will be, the slot that says how many iterations there may be (-1: it is known), the
-    node. ``iterations``: how many all loops together may take from here on, and in all.
+    ``results``: the slot, what it will hold, the slot that limits the iterations (-1: the limit is known), the node.
+    ``iterations``: how many all loops together may still take, and how many in all. Raises LimitError.
     """
     left, allowed = iterations
     for slot, one, limit, node in results:
@@ -67,7 +67,7 @@ def make_room(
 def used(
     one: Ragged, room: RaggedRoom, array: np.ndarray[Any, Any], counted: Callable[[Counter], int]
 ) -> np.ndarray[Any, Any]:  # fmt: skip
-    """The rows that a launch has made; a copy if most of the memory is left over."""
+    """Return the rows that a launch has made. They are a copy if more than half of a large memory is unused."""
     if one.told is None:
         shape = _shape(one, room.dims, counted(one.counter))
     else:

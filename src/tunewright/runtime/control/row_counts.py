@@ -1,9 +1,9 @@
-"""Steps that make as many rows as the data says, inside a launch, with the steps behind them.
+"""Steps that make as many rows as the data says, inside a launch, together with the steps behind them.
 
-A kernel of NonZero, Compress or NonMaxSuppression writes its rows, and how many there are. That number is a late symbol
-(`ir/launch_symbols.py`): memory is planned for the most rows, and the launch computes what depends on their number when
-it is known. Such steps become one node of the graph, whose body is planned like that of a loop. Where that is not right
-for the rows that there are, the request runs the same nodes one after the other.
+A kernel of NonZero, Compress or NonMaxSuppression writes its rows and their number. This number is a late symbol
+(`ir/launch_symbols.py`). Memory is planned for the most rows; the launch computes what depends on the number once it is
+known. Such steps become one node of the graph, whose body is planned like that of a loop. If the launch's rows are
+wrong for the actual number, the request runs the same nodes one after the other.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from ..requests.executor import Executor
 
 LOG = logging.getLogger("tunewright")
-#: attempts with fewer and fewer of the nodes behind
+#: most attempts, each with fewer of the nodes behind
 ATTEMPTS = 6
 
 
 class Counted(Control):
-    """Steps that make rows, and steps behind them. The request runs them as a program of its own."""
+    """Steps that make rows, and the steps behind them. The request can run them as a separate program."""
 
     def __init__(self, node: Node, env: Environment, repeated: bool, otherwise: Counts) -> None:
         super().__init__(node, env, repeated)
@@ -47,7 +47,7 @@ class Counted(Control):
         return self.bodies["otherwise"]
 
     def prepare(self) -> None:
-        """Choose the kernels for what the request runs by itself."""
+        """Choose kernels for the program that the request runs by itself."""
         self.otherwise.plan(tuple(None if v is None else v.type for v in self.node.inputs))
 
     def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -57,7 +57,8 @@ class Counted(Control):
 def gather(
     graph: Graph, env: Environment, traced: Traced | None, repeated: bool, counts: Counts
 ) -> tuple[Graph, dict[Node, tuple[Control, Block]]]:
-    """The graph with steps that make rows as one node, whose block is made already; as it is, where that cannot be."""
+    """Gather the steps that make rows into one node, and return the new graph with the node's block. Returns the graph
+    unchanged where this fails."""
     from .control_rows import block_of
 
     makers = [node for node in graph.nodes if node.op in COUNTED and all(v is None or _known(v) for v in node.inputs)]
@@ -65,7 +66,7 @@ def gather(
         return graph, {}
     settings, given = env.settings, Given()
     if not (settings.shape_templates and settings.join_launches and env.device.serves_classes and env.device.compiles):
-        counts = Counts.ALONE  # sizes in the middle of a launch need kernels for classes of shapes
+        counts = Counts.ALONE  # sizes computed during a launch need kernels for classes of shapes
     else:
         given = given_sizes(graph, {v for node in _behind(graph, makers, ()) for v in node.outputs})
     left_out: set[str] = set()
@@ -79,13 +80,14 @@ def gather(
         runner = Counted(node, env, repeated, Counts.NEVER if alone else Counts.ALONE)
         try:
             found = block_of(runner, repeated, traced)
-        except Exception:  # a plan without it says what is wrong, if anything is
+        except Exception:  # a plan without the block reports what is wrong, if anything is
             LOG.debug("%s: sizes that depend on data", graph.name, exc_info=True)
             found = "a defect"
         if isinstance(found, Block):
             return twin, {node: (runner, found)}
         LOG.debug("%s: %d nodes are not part of a launch: %s", graph.name, len(members), found)
-        blamed = {one.output.name for one in members if one.bodies}  # these first: most is right without them
+        # leave out control flow first: without it, most of the rest fits into a launch
+        blamed = {one.output.name for one in members if one.bodies}
         blamed = blamed or {one.output.name for one in members if set(one.origin) & set(runner.blamed)}
         if blamed:
             left_out |= blamed
@@ -97,7 +99,7 @@ def gather(
 
 
 def opened(type: Type | None) -> Type | None:
-    """The type without symbolic sizes."""
+    """Return the type without symbolic sizes: they become unknown."""
     if not isinstance(type, TensorType) or type.shape is None or not type.is_symbolic:
         return type
     return type.with_shape(tuple(None if isinstance(d, SymInt) else d for d in type.shape))
@@ -112,7 +114,7 @@ def _makers(makers: Sequence[Node], left_out: Collection[str]) -> list[Node]:
 
 
 def _behind(graph: Graph, makers: Sequence[Node], left_out: Collection[str]) -> list[Node]:
-    """Nodes that make rows, and all that follows them but for what follows those that are left out."""
+    """Nodes that make rows, and all that follow, without the nodes left out and what follows those."""
     inside: set[Value] = set()
     beyond: set[Value] = set()
     found = []
@@ -132,7 +134,7 @@ def _behind(graph: Graph, makers: Sequence[Node], left_out: Collection[str]) -> 
 def _gathered(
     graph: Graph, members: Sequence[Node], readers: Collection[tuple[str, int]] = ()
 ) -> tuple[Graph, Node]:  # fmt: skip
-    """A copy of the graph in which one node stands for some. ``readers``: see `Given`."""
+    """Copy the graph so that one node stands for its members. ``readers``: see `Given`."""
     names = {node.output.name for node in members}
     twin = graph.clone()
     chosen = [node for node in twin.nodes if node.output.name in names]
@@ -163,7 +165,7 @@ def _gathered(
 
 
 def _numbers(part: Graph, value: Value) -> Value:
-    """The numbers of a tensor, as a launch reads them."""
+    """Add a node for the integers of a tensor, as a launch reads them."""
     given = value
     if value.tensor is not None and value.tensor.dtype is not DType.INT64:
         wide = value.tensor.with_dtype(DType.INT64)
@@ -175,7 +177,7 @@ def _part(
     nodes: Sequence[Node], given: Sequence[Value], leaving: Sequence[Value], counted: bool,
     readers: Collection[tuple[str, int]] = (),
 ) -> Graph:  # fmt: skip
-    """Nodes as a graph of their own. ``counted``: those that make rows also say how many."""
+    """Copy nodes into a graph of their own. ``counted``: nodes that make rows also return how many."""
     part, of = Graph("rows"), (lambda type: type) if counted else opened  # what is planned later knows no symbols
     mapping = {value: part.add_input(value.name, of(value.type)) for value in given}
     numbers: dict[Value, Value] = {}

@@ -84,8 +84,11 @@ MOST_IN_BRANCHES = 100
 
 
 def block_of(runner: Control, repeated: bool = False, traced: Traced | None = None) -> Block | str:
-    """Make the block of a control-flow node, or say why it cannot be one. ``repeated``: the node is inside a loop.
-    ``traced``: the plan is for a class of shapes, and so are those of the bodies."""
+    """Make the block of a control-flow node, or say why it cannot be one.
+
+    ``repeated``: the node is inside a loop. ``traced``: the plan is for a class of shapes, and so are those of the
+    bodies.
+    """
     node = runner.node
     settings = runner.env.settings
     if not settings.join_launches and not isinstance(runner, Counted):
@@ -319,8 +322,7 @@ class BlockWriter:
     def iterate(
         self, shape: BodyOutputs, inputs: Refs, again: Mapping[int, Variable], scans: Sequence[Stream]
     ) -> tuple[list[Row], list[Row]]:
-        """Write the rows in front of a loop, and those of an iteration. ``again``: outputs that the next iteration
-        takes."""
+        """Write the rows in front of a loop, and those of an iteration. ``again``: outputs for the next iteration."""
         plan = shape.plan
         results, before, behind, direct = self.results(shape, again, scans)
         body, rows = self.body(plan, inputs, results)
@@ -350,8 +352,10 @@ class BlockWriter:
     def results(
         self, shape: BodyOutputs, again: Mapping[int, Variable], scans: Sequence[Stream]
     ) -> tuple[dict[int, Ref], list[Row], list[Row], set[int]]:
-        """Decide where a body's results lie. Returns these places, the rows that prepare and turn them, and scans
-        written there."""
+        """Decide where a body's results lie.
+
+        Returns these places, the rows that prepare and turn them, and the scans that are written there.
+        """
         plan, users = shape.plan, users_of(shape.plan)
         results: dict[int, Ref] = {}
         before: list[Row] = []

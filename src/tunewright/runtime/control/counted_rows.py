@@ -160,8 +160,10 @@ class _Staged:
     def stage(
         self, graph: Graph, wanted: str, places: Mapping[str, Ref], path: str, count: Ref | None = None
     ) -> tuple[list[Row], dict[str, Ref]]:  # fmt: skip
-        """Write the rows of the node whose first output is ``wanted``, and of what it needs. Also returns where results
-        lie. The node's last output goes to ``count``."""
+        """Write the rows of the node whose first output is ``wanted``, and of what it needs.
+
+        Also returns where results lie. The node's last output goes to ``count``.
+        """
         last = next(node for node in graph.nodes if node.output.name == wanted)
         nodes = _needed(graph, last, places)
         made = self.made(graph, nodes)

@@ -237,8 +237,10 @@ def _is(a: TensorType, b: TensorType) -> bool:
 
 
 def _holding(trace: ShapeTrace, atom: int) -> int:
-    """Return the first iteration from which on the guards of a body hold, as far as foreseen. Raises NotRows if this is
-    too late."""
+    """Return the first iteration from which on the guards of a body hold, as far as foreseen.
+
+    Raises NotRows if the plan is right for too few iterations.
+    """
     symbol = trace.atoms[atom]
     least = int(symbol.least)
     foreseen = [k for k in range(least, symbol.hint + 2) if k <= symbol.most]

@@ -44,8 +44,7 @@ class Growth:
 
 
 def growth_of(node: Node, types: Sequence[TensorType]) -> Growth | None:
-    """Return how a Loop's states grow, from these types in the first iteration. None: they keep their types. Raises
-    Irregular."""
+    """Return how a Loop's states grow, whose first iteration takes these types. None: they do not. Raises Irregular."""
     body, count = node.bodies["body"], states(node)
     rows = [list(types[2 : 2 + count])]
     captured = types[2 + count :]

@@ -149,8 +149,7 @@ def make_control(node: Node, env: Environment, repeated: bool = False) -> Contro
 
 
 def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
-    """Stack the results of iterations along a new first axis. Without iterations, the shape follows from the body's
-    types."""
+    """Stack results of iterations along a new first axis. Without iterations, the body's types give the shape."""
     if rows:
         shapes = {np.shape(row) for row in rows}
         if len(shapes) > 1 or not all(isinstance(row, np.ndarray) for row in rows):

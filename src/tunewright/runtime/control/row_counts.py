@@ -57,8 +57,10 @@ class Counted(Control):
 def gather(
     graph: Graph, env: Environment, traced: Traced | None, repeated: bool, counts: Counts
 ) -> tuple[Graph, dict[Node, tuple[Control, Block]]]:
-    """Gather the steps that make rows into one node, and return the new graph with the node's block. Returns the graph
-    unchanged where this fails."""
+    """Gather the steps that make rows into one node. Returns the new graph and the node's block.
+
+    Returns the graph unchanged where this fails.
+    """
     from .control_rows import block_of
 
     makers = [node for node in graph.nodes if node.op in COUNTED and all(v is None or _known(v) for v in node.inputs)]

@@ -1,5 +1,4 @@
-"""Decides which values share bytes: views, contiguous slices and splits, concatenations, element-wise results in place.
-"""
+"""Decides which values share bytes: views, contiguous slices and splits, concatenations, results in place."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class Sharing:
 def share(
     nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Value], written: Container[Value] = ()
 ) -> Sharing:
-    """Assign storage to every planned value of the nodes. ``written``: values in planned memory that control flow
-    writes."""
+    """Assign storage to every planned value. ``written``: values in planned memory that control flow writes."""
     sharing = Sharing()
     kept = set(leaving) | set(boundary)
     last = {v: at for at, node in enumerate(nodes) for v in node.inputs if v is not None}
@@ -176,8 +174,7 @@ def _slice_offset(node: Node) -> list[int]:
 
 
 def _concat_parts(nodes: Sequence[Node], kept: set[Value]) -> dict[Node, dict[Value, int]]:
-    """Find concatenations whose inputs can be written straight into the result: contiguous, made here, each used once.
-    """
+    """Find concatenations whose inputs can be written into the result: contiguous, made here, each used once."""
     made = {v: node for node in nodes for v in node.outputs}
     taken: set[Value] = set()
     found: dict[Node, dict[Value, int]] = {}

@@ -81,7 +81,9 @@ class GrowingBuffer(np.ndarray[Any, Any]):
 
 
 def buffer_of(array: Any) -> GrowingBuffer | None:
-    """Return the buffer whose rows an array shows. None: the array is no view of a buffer, or shows only parts of rows.
+    """Return the buffer whose rows an array shows.
+
+    None: the array is no view of a buffer, or shows only parts of rows.
     """
     every: Any = array.base if type(array) is np.ndarray else None
     buffer = every.base if type(every) is np.ndarray else None

@@ -36,10 +36,11 @@ class Phases:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Turn garbage collection off in this context. A load makes tens of thousands of objects that stay. For them Python
-    would search the whole process, including torch's objects (0.1 to 0.2 s).
+    """Turn garbage collection off in this context.
 
-    The next request does not search them either: they join the oldest generation without a search.
+    A load makes tens of thousands of objects that stay. For them Python would search the whole process, including
+    torch's objects (0.1 to 0.2 s). The next request does not search them either: they join the oldest generation
+    without a search.
     """
     if not gc.isenabled():
         yield
@@ -56,8 +57,10 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def yielding() -> Iterator[None]:
-    """Let requests of other threads get the interpreter quickly while this thread makes a plan, which runs much Python
-    code. One thread at a time."""
+    """Let requests of other threads get the interpreter quickly while this thread makes a plan.
+
+    Making a plan runs much Python code. One thread at a time.
+    """
     with _SWITCHING:
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, INTERVAL))

@@ -58,10 +58,12 @@ def lower(
     graph: Graph, env: Environment, only: bool = False, traced: Traced | None = None, repeated: bool = False,
     is_body: bool = False, counts: Counts = Counts.NEVER,
 ) -> Plan:  # fmt: skip
-    """Make a plan for a graph whose types are inferred, with all kernels compiled. ``only``: nobody else needs the
-    weights. ``traced``: the types are those of a class of shapes. ``repeated``: a loop runs the graph. ``is_body``:
-    the plan becomes part of the one around it. ``counts``: which steps may be part of a launch whose sizes depend on
-    data."""
+    """Make a plan for a graph whose types are inferred, with all kernels compiled.
+
+    ``only``: nobody else needs the weights. ``traced``: the types are those of a class of shapes. ``repeated``: a loop
+    runs the graph. ``is_body``: the plan becomes part of the one around it. ``counts``: which steps may be part of a
+    launch whose sizes depend on data.
+    """
     graph, counted = gather(graph, env, traced, repeated, counts)
     now, later = split(graph)
     rest: Graph | None = None
@@ -72,8 +74,8 @@ def lower(
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
-    """Divide a graph into nodes to run now and nodes to plan later: heavy ones with an input of unknown shape, and what
-    follows."""
+    """Divide the nodes into those to run now and those to plan later: heavy with unknown input shapes, or behind such.
+    """
     postponed: set[Value] = set()
     now: list[Node] = []
     later: list[Node] = []
@@ -96,8 +98,7 @@ def _open(value: Value) -> bool:
 
 
 def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
-    """Copy ``nodes`` into a graph of their own. Returns it, and the values of ``graph`` that it takes as inputs, in
-    order.
+    """Copy ``nodes`` into a graph of their own. Returns it and the values that it takes as inputs, in order.
 
     The part is planned later, when the trace of this graph is over: sizes that are symbolic here are open there. Raises
     Untraceable.
@@ -276,8 +277,7 @@ class _Lowering:
     def place(
         self, sharing: alias.Sharing, leaving: list[Value]
     ) -> tuple[dict[int, Lifetime], dict[int, int], int, dict[int, int]]:
-        """Decide which storages lie in the arena, with lifetimes and offsets, and which are made anew for each
-        inference."""
+        """Decide which storages lie in the arena, with lifetimes and offsets, and which each inference makes anew."""
         kept = {sharing.place[v][0] for v in leaving if v in sharing.place}
         # The rest of the plan reads these: they must outlive the arena, which the next inference overwrites.
         kept |= {sharing.place[v][0] for v in self.boundary if v in sharing.place}
@@ -398,8 +398,7 @@ class _Lowering:
             return self._steps(sharing)
 
     def tuning(self, sharing: alias.Sharing) -> AbstractContextManager[None]:
-        """Return the context in which to choose kernels. The tuner shares search time among these problems and counts
-        progress."""
+        """Return the context in which to choose kernels: these problems share search time and count as progress."""
         if self.env.tuner.policy.search is Search.NEVER:
             return nullcontext()
         from tunewright.tuning.online import coming
@@ -475,8 +474,7 @@ class _Lowering:
         return kernel
 
     def of_late_sizes(self, problem: Problem, choice: Choice) -> Kernel:
-        """Return the kernel for a problem whose sizes the launch computes itself, under guards that the launch checks.
-        """
+        """Return the kernel for a problem whose sizes the launch computes itself. The launch checks guards on them."""
         assert self.traced is not None
         env, solver = self.env, choice.solver
         reason = env.tuner.why_not(solver, problem, env.device)
@@ -502,8 +500,7 @@ class _Lowering:
         return choice
 
     def prepare(self, steps: list[Step]) -> None:
-        """Compile what is not compiled yet. Kernel texts have been compiling in parallel since the kernels were made.
-        """
+        """Compile what is not compiled yet. Kernel texts compile in parallel from when the kernels are made."""
         for step in steps:
             if step.kernel is None:
                 continue
@@ -539,8 +536,8 @@ class _Lowering:
         return partial(HostCall, first.part, first.on_host, first.on_host and not device.shares_memory, limit)
 
     def is_linked(self, step: Step) -> bool:
-        """Whether the device links the step: its results have a place. So do its inputs, unless the device reads any
-        memory."""
+        """Whether the device links the step: its results have a place, and so have its inputs if the device needs that.
+        """
         if step.on_host or not (step.block is not None or (step.kernel is not None and step.kernel.is_linkable)):
             return False
         ragged = () if step.block is None else [one.output for one in step.block.ragged]

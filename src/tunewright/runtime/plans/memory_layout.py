@@ -75,8 +75,11 @@ class Stack:
     def offsets(
         self, nbytes: Mapping[int, int], nothing: int, made: Callable[[Callable[[int, int], int], int, int], int]
     ) -> tuple[dict[int, int], int]:
-        """Compute where each storage begins, and the arena's size, as places of values. ``made`` returns the place of a
-        function's result for two other places. ``nbytes`` and ``nothing``, which is 0, are places."""
+        """Compute where each storage begins, and the arena's size, as places of values.
+
+        ``made`` returns the place of a function's result for two other places. ``nbytes`` and ``nothing``, which is 0,
+        are places.
+        """
         found: dict[int, int] = {}
         ends: dict[int, int] = {}
         total = nothing

@@ -99,8 +99,7 @@ class Segment:
 
     @cached_property
     def executable(self) -> Executable | None:
-        """The executable, linked when the first request binds it. The plan of a body inside another plan is never
-        linked."""
+        """The executable, linked when the first request binds it. A body's plan inside another plan is never linked."""
         return None if self.link is None else self.link()
 
     @property
@@ -111,7 +110,9 @@ class Segment:
 
 @dataclass(eq=False)
 class Plan:
-    """Everything that inference needs for one set of input types. Immutable once made; requests bring their own memory.
+    """Everything that inference needs for one set of input types.
+
+    Immutable once made; requests bring their own memory.
     """
 
     #: where the plan runs

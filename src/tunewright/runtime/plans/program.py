@@ -77,8 +77,7 @@ class Environment:
         return wanted and self.tuner.serves_classes
 
     def compile(self, choice: Choice, problem: Problem) -> Kernel:
-        """Return the kernel for a choice. Equal problems share one kernel. `prepare` compiles what the kernel needs to
-        run."""
+        """Return the kernel for a choice. Equal problems share one kernel. See `prepare`."""
         key = _name_of(choice, problem)
         with self._lock:
             kernel = self.kernels.get(key)
@@ -88,9 +87,11 @@ class Environment:
             return kernel
 
     def beside(self, tuner: Tuner, kernels: Iterable[tuple[Choice, Problem, Kernel]]) -> Environment:
-        """Copy this environment with another tuner, for a plan that is made while requests run. The copy shares
-        compiled kernels and packed constants, but no lock. ``kernels``: more compiled kernels; the caller keeps them
-        until the plan is made."""
+        """Copy this environment with another tuner, for a plan that is made while requests run.
+
+        The copy shares compiled kernels and packed constants, but no lock. ``kernels``: more compiled kernels; the
+        caller keeps them until the plan is made.
+        """
         with self._lock:
             known = WeakValueDictionary(self.kernels)
         known.update({_name_of(choice, problem): kernel for choice, problem, kernel in kernels})
@@ -203,8 +204,11 @@ class Program:
         self, graph: Graph, env: Environment, is_part: bool = False, open: Collection[tuple[int, int]] = (),
         repeated: bool = False,
     ) -> None:  # fmt: skip
-        """``is_part``: the graph is part of a larger one. Then the sizes in ``open`` (input, axis) are open, and those
-        that were seen to change; declared sizes do not count."""
+        """``is_part``: the graph is part of a larger one.
+
+        Then the open sizes are those in ``open`` (input, axis) and those that were seen to change. Declared sizes do
+        not count.
+        """
         self.graph, self.env, self._is_part, self._open = graph, env, is_part, open
         #: the graph is the body of a loop, or lies inside one
         self.repeated = repeated
@@ -260,9 +264,11 @@ class Program:
         return plan
 
     def serves(self, plan: Plan, sizes: tuple[int, ...], spare: int) -> bool:
-        """Whether `plan_for` would return this plan of a class of shapes for these sizes of its symbols. It did so for
-        others before. False may also mean that this is not known. ``spare``: the rows to spare that are asked for
-        next."""
+        """Whether `plan_for` would return this plan of a class of shapes for these sizes of its symbols.
+
+        It did so for other sizes before. False may also mean that this is not known. ``spare``: the rows to spare that
+        are asked for next.
+        """
         classes, template = self._classes, plan.template
         if template is None or not classes or classes[-1] is not plan or self._preferred:
             return False
@@ -287,8 +293,7 @@ class Program:
             return plan
 
     def part(self, types: tuple[Type | None, ...], node: Node, traced: Traced, key: str = "") -> Plan:
-        """Return the plan of a node's body with symbolic sizes, as part of a plan for a class of shapes. Made on first
-        use.
+        """Return the plan of a node's body with symbolic sizes, made on first use, for a plan for a class of shapes.
 
         ``key``: tells the plans apart where the body is planned for several types.
         """
@@ -306,8 +311,7 @@ class Program:
         return self._typed(self._copy(), types, env, False, None)
 
     def _copy(self) -> Graph:
-        """Copy the graph with its weights, for a plan made beside requests. Raises ModelError if the weights are gone.
-        """
+        """Copy the graph with its weights, for a plan made beside requests. ModelError if the weights are gone."""
         with self._lock:
             graph = self.graph.clone()
             origins = [self._stored.get(value) for value in self.graph.constants()]
@@ -439,8 +443,7 @@ class Program:
             executor.prepare(plan)
 
     def _symbol_of(self, types: Sequence[Type | None]) -> Callable[[int, int], str | None]:
-        """Return a function that names the symbols of sizes that change: sizes declared open, or seen with other
-        values."""
+        """Return a function that names the symbols of sizes that change: declared open, or seen with other values."""
         declared = [v.type.shape if isinstance(v.type, TensorType) else None for v in self.graph.inputs]
         seen = [key for key in list(self._plans) if [_kind(t) for t in key] == [_kind(t) for t in types]]
 

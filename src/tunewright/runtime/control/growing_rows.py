@@ -239,7 +239,7 @@ def _is(a: TensorType, b: TensorType) -> bool:
 def _holding(trace: ShapeTrace, atom: int) -> int:
     """Return the first iteration from which on the guards of a body hold, as far as foreseen.
 
-    Raises NotRows if the plan is right for too few iterations.
+    Raises NotRows if more than the first few iterations break them.
     """
     symbol = trace.atoms[atom]
     least = int(symbol.least)

@@ -74,7 +74,9 @@ def lower(
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
-    """Divide the nodes into those to run now and those to plan later: heavy with unknown input shapes, or behind such.
+    """Divide the nodes into those to run now and those to plan later.
+
+    Later run heavy nodes with an input of unknown shape, and the nodes behind them.
     """
     postponed: set[Value] = set()
     now: list[Node] = []
@@ -536,7 +538,9 @@ class _Lowering:
         return partial(HostCall, first.part, first.on_host, first.on_host and not device.shares_memory, limit)
 
     def is_linked(self, step: Step) -> bool:
-        """Whether the device links the step: its results have a place, and so have its inputs if the device needs that.
+        """Whether the device links the step.
+
+        Its results must have a place. So must its inputs, unless the device reads any memory.
         """
         if step.on_host or not (step.block is not None or (step.kernel is not None and step.kernel.is_linkable)):
             return False

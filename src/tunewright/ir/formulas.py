@@ -92,8 +92,7 @@ class Formulas:
         return Computed(values, [scope for scope in range(len(self._scopes)) if not self.holds(scope, values)])
 
     def flat(self) -> Flat:
-        """Return all formulas, once they are complete. OverflowError where they need a constant of more than 64 bits.
-        """
+        """Return all formulas, once complete. OverflowError where they need a constant of more than 64 bits."""
         numbers = {function: number for number, function in enumerate(FUNCTIONS)}
         code = [(numbers[function], a, b) for function, a, b in self._code]
         checks = [(is_equal, at, answer, 0) for is_equal, at, answer in self._guards]

@@ -553,7 +553,7 @@ def at_hand(array: np.ndarray[Any, Any], dtype: np.dtype[Any] | type = np.int64)
 
 
 def lesser(a: _Number, *others: _Number) -> _Number:
-    """Return the least of some numbers. For symbolic ones this is an expression, where `min` would record a guard."""
+    """Return the least of some numbers. For symbolic ones it is an expression, where `min` would record a guard."""
     for b in others:
         trace = _trace_of(a, b)
         a = (a if a <= b else b) if trace is None else trace.extreme(min, a, b)
@@ -561,8 +561,7 @@ def lesser(a: _Number, *others: _Number) -> _Number:
 
 
 def greater(a: _Number, *others: _Number) -> _Number:
-    """Return the greatest of some numbers. For symbolic ones this is an expression, where `max` would record a guard.
-    """
+    """Return the greatest of some numbers. For symbolic ones it is an expression, where `max` would record a guard."""
     for b in others:
         trace = _trace_of(a, b)
         a = (a if a >= b else b) if trace is None else trace.extreme(max, a, b)

@@ -46,8 +46,7 @@ def _system() -> list[Path]:
 
 
 def _shipped() -> list[Path]:
-    """Return the runtimes inside pyopencl's own wheel folder: the loader forgets them when it is given another folder.
-    """
+    """Return the runtimes inside pyopencl's wheel folder: the loader forgets them when given another folder."""
     import pyopencl
 
     home = Path(pyopencl.__file__).parent / ".libs"

@@ -37,7 +37,7 @@ class Flat:
     #: number of symbols, and the known values that follow them
     symbols: int
     constants: Sequence[int]
-    #: function, left and right operand of each further value; the number of values before the guards of the trace
+    #: function, left and right operand of each further value; how many of them come before the guards of the trace
     code: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     guarded: int
     #: (test for zero (1) or negative (0), value, answer, scope); how many of them belong to the trace, without a scope
@@ -47,8 +47,8 @@ class Flat:
 
 
 class Formulas:
-    """Computes the expressions of a trace for other sizes. The trace ends here. Guards of late symbols are not checked:
-    the code that runs their dependents checks them."""
+    """Computes the expressions of a trace for other sizes; making one ends the trace. Guards of late symbols are not
+    checked: the code that runs their dependents checks them."""
 
     #: computes the values in another language; raises OverflowError where a value does not fit
     compiled: Callable[[Sequence[int]], Computed | None] | None = None
@@ -104,7 +104,7 @@ class Formulas:
         )  # fmt: skip
 
     def _small(self, used: AbstractSet[int]) -> list[int]:
-        """Return the constants. Unused ones of more than 64 bits are left empty: nobody may ask for them any more."""
+        """Return the constants. Unused ones of more than 64 bits become zero: nobody may ask for them any more."""
         found = []
         for constant in self._constants:
             fits = -(2**63) <= constant < 2**63

@@ -57,7 +57,7 @@ class Examples:
         return (*dims[:axis], dims[axis] // self.count, *dims[axis + 1 :])
 
     def only(self, node: Node, *those: int) -> None:
-        """Return the numbers of an input that controls the operation."""
+        """Raise unless only these inputs depend on the examples."""
         for i, value in enumerate(node.inputs):
             if i not in those and self.has(value):
                 raise Unproven(f"takes input {i} from the examples")

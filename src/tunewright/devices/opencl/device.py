@@ -291,7 +291,7 @@ class OpenCLDevice(CDevice):
 
     @property
     def free_bytes(self) -> int | None:
-        return free_bytes() if self.target.device == "cpu" else None  # OpenCL does not tell this for GPUs
+        return free_bytes() if self.target.device == "cpu" else None  # OpenCL does not tell
 
     @property
     def is_discrete(self) -> bool:

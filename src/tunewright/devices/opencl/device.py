@@ -149,7 +149,7 @@ class OpenCLQueue(CQueue):
             return super().adopt(value, writable)
         if writable and lent.read_only(value.memory):
             raise InputError("is a Buffer that may only be read")
-        self.pending = True  # a caller enqueued this before: the host must wait before it looks
+        self.pending = True  # the caller may have queued work on it: the host waits before it looks
         if isinstance(value.memory, cl.SVMPointer) or not value.nbytes:
             return lent.pointed(value)
         # Without the caller's queue, the caller has waited for it, as docs/remote-tensors.md says.

@@ -99,7 +99,7 @@ class BoundKernel:
             self.launches[launch].set(at, value)
 
     def is_posed(self, sizes: Sizes) -> bool:
-        """Whether launches for some sizes exist."""
+        """Whether it holds the launches for these sizes."""
         return sizes.posed.get(self.kernel) is self._posed
 
     def pose(self, sizes: Sizes) -> None:

@@ -37,8 +37,8 @@ _WORDS = 300
 @cache
 def devices() -> list[Any] | str:
     """Return all OpenCL devices, or why there are none."""
-    # It would keep pickles in the user's cache folder: their reader runs them as code, and they are slower than
-    # recompiling.
+    # It would keep pickles in the user's cache folder: they run as code when read, and are slower than making them
+    # again.
     export("PYOPENCL_NO_CACHE", "1")
     try:
         import pyopencl as cl

@@ -1,4 +1,4 @@
-"""Computes what symbolic integers stand for (`symbolic`), for any sizes for which the guards of their trace hold.
+"""Computes the values of symbolic integers (`symbolic`) for all sizes that satisfy the guards of their trace.
 
 A device may compute them in another language (`Flat`, `Formulas.computed`), many times as fast as Python.
 """
@@ -16,14 +16,14 @@ import numpy as np
 from .launch_symbols import is_late
 from .symbolic import Guards, ShapeTrace, SymInt, Whole
 
-#: what makes a value of two others
+#: makes a value from two others
 Function: TypeAlias = Callable[[int, int], int]
-#: all of them; a `Flat` has their numbers
+#: all functions; a `Flat` refers to them by number
 FUNCTIONS: tuple[Function, ...] = (operator.add, operator.mul, operator.floordiv, operator.mod, min, max)
 
 
 class Computed(NamedTuple):
-    """Values of formulas for some sizes. A memoryview: they are 64-bit words in memory."""
+    """Values of formulas for some sizes, as a memoryview of 64-bit words."""
 
     values: Sequence[int]
     #: scopes whose guards fail
@@ -34,23 +34,23 @@ class Computed(NamedTuple):
 class Flat:
     """Formulas as arrays."""
 
-    #: number of symbols, and the values behind them that are known
+    #: number of symbols, and the known values that follow them
     symbols: int
     constants: Sequence[int]
     #: function, left and right operand of each further value; how many of them come before the guards of the trace
     code: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     guarded: int
-    #: is it zero (1) or negative (0), value, answer, scope; how many of them are the trace's, without a scope
+    #: (test for zero (1) or negative (0), value, answer, scope); how many of them belong to the trace, without a scope
     checks: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     guards: int
     scopes: int
 
 
 class Formulas:
-    """Computes expressions of a trace, which ends with it, for other sizes. Guards of late symbols are not asked: who
-    runs what depends on them checks these."""
+    """Computes the expressions of a trace for other sizes; making one ends the trace. Guards of late symbols are not
+    checked: the code that runs their dependents checks them."""
 
-    #: computes them in another language; OverflowError where its numbers are too small for some value
+    #: computes the values in another language; raises OverflowError where a value does not fit
     compiled: Callable[[Sequence[int]], Computed | None] | None = None
 
     def __init__(self, trace: ShapeTrace, wanted: Sequence[Whole], scopes: Sequence[Guards] = ()) -> None:
@@ -59,7 +59,7 @@ class Formulas:
         #: (function, place of left operand, place of right operand): each makes the next value
         self._code: list[tuple[Function, int, int]] = []
         self._emitted: dict[tuple[Function, int, int], int] = {}
-        #: values before the code runs: the symbols, then every coefficient and divisor
+        #: the values before the code runs: the symbols, then every coefficient and divisor
         coefficients = {c for terms in trace._known for _, c in terms if isinstance(c, int)}
         divisors = {side for _, *sides in trace._made for side in sides if not isinstance(side, SymInt)}
         plain = {int(one) for one in wanted if not isinstance(one, SymInt)}
@@ -69,7 +69,7 @@ class Formulas:
         self._atoms = {k: k for k in range(trace.symbols)}
         self._known: dict[int, int] = {}
         self._guards = self._checks(trace.guards)
-        #: code that guards need comes first
+        #: the code of the guards comes first
         self._guarded = len(self._code)
         self._scopes = [self._checks(scope) for scope in scopes]
         for one in wanted:
@@ -80,7 +80,7 @@ class Formulas:
         return [(how == "==", self.place(left), answer) for how, left, answer in known]
 
     def computed(self, symbols: Sequence[int]) -> Computed | None:
-        """Every value, and what fails; None where a guard of the trace does."""
+        """Return every value and the failing scopes; None where a guard of the trace fails."""
         if self.compiled is not None:
             try:
                 return self.compiled(symbols)
@@ -92,7 +92,7 @@ class Formulas:
         return Computed(values, [scope for scope in range(len(self._scopes)) if not self.holds(scope, values)])
 
     def flat(self) -> Flat:
-        """All of it, once it is complete. OverflowError where it needs a constant of more than 64 bits."""
+        """Return all formulas, once complete. OverflowError where they need a constant of more than 64 bits."""
         numbers = {function: number for number, function in enumerate(FUNCTIONS)}
         code = [(numbers[function], a, b) for function, a, b in self._code]
         checks = [(is_equal, at, answer, 0) for is_equal, at, answer in self._guards]
@@ -104,8 +104,7 @@ class Formulas:
         )  # fmt: skip
 
     def _small(self, used: AbstractSet[int]) -> list[int]:
-        """The constants, with nothing in place of those of more than 64 bits that no code uses: nobody may ask for such
-        a one any more."""
+        """Return the constants. Unused ones of more than 64 bits become zero: nobody may ask for them any more."""
         found = []
         for constant in self._constants:
             fits = -(2**63) <= constant < 2**63
@@ -116,7 +115,7 @@ class Formulas:
         return found
 
     def made(self, function: Function, a: int, b: int) -> int:
-        """The place of what one of `FUNCTIONS` makes of two values: expressions that need no trace."""
+        """Return the place of the result of one of `FUNCTIONS`: for expressions that need no trace."""
         return self._emit(function, a, b)
 
     def holds(self, scope: int, values: Sequence[int]) -> bool:
@@ -124,13 +123,13 @@ class Formulas:
         return _hold(self._scopes[scope], values)
 
     def __call__(self, symbols: Sequence[int]) -> list[int] | None:
-        """Every value (`place` says which is where); None where a guard fails."""
+        """Return every value (`place` gives the position of each); None where a guard fails."""
         values = [*symbols, *self._constants]
         append = values.append
         try:
             for function, a, b in self._code[: self._guarded]:
                 append(function(values[a], values[b]))
-        except ZeroDivisionError:  # a guard says that a divisor is positive, and fails
+        except ZeroDivisionError:  # the guard that the divisor is positive fails
             return None
         if not _hold(self._guards, values):
             return None
@@ -142,7 +141,7 @@ class Formulas:
         return values
 
     def place(self, of: Whole) -> int:
-        """Which value an expression is, with the code that computes it."""
+        """Return the position of an expression's value; adds the code that computes it."""
         if not isinstance(of, SymInt):
             return self._place_of[int(of)]
         found = self._known.get(of.number)
@@ -171,7 +170,7 @@ class Formulas:
         key = (function, a, b)
         found = self._emitted.get(key)
         if found is None:
-            if self.compiled is not None:  # its values end before this one
+            if self.compiled is not None:  # the compiled values end before this one
                 raise AssertionError("a number is wanted that nobody asked for in time")
             self._code.append(key)
             found = self._emitted[key] = self.trace.symbols + len(self._constants) + len(self._code) - 1

@@ -1,9 +1,9 @@
-"""Numbers that a launch finds out by itself: how many iterations of a loop are over.
+"""Numbers that a launch finds out by itself, such as the number of finished iterations of a loop.
 
-A late symbol (`ShapeTrace.late`) is computed with like any other size while a plan is made. Its value is not known in
-front of the launch, so numbers that depend on one are split: into parts that are known in front of it, and a program of
-small steps (`Code`) that the launch carries out whenever the symbol changes. A guard that depends on one is a check in
-that program. Memory is planned for the most that a number can be (`upper`).
+The planner computes with a late symbol (`ShapeTrace.late`) as with any other size. Its value is not known before the
+launch. So each number that depends on it is split into parts known before the launch and a program of small steps
+(`Code`). The launch runs that program whenever the symbol changes. A guard that depends on a late symbol is a check in
+the program. Memory is planned for the upper bound of each number (`upper`).
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import Any, TypeAlias
 
 from .symbolic import ShapeTrace, SymInt, Whole
 
-#: the most and the least that late symbols are, by the number of their atom
+#: upper and lower bounds of late symbols, by the number of their atom
 Bounds: TypeAlias = "Mapping[int, tuple[Whole, Whole]]"
 
 
 class Unbounded(Exception):
-    """A number has no bound that is known in front of a launch."""
+    """A number has no bound that is known before a launch."""
 
 
 def lates(number: Any) -> frozenset[int]:
-    """The late symbols that a number depends on, by the numbers of their atoms."""
+    """Return the late symbols that a number depends on, by the numbers of their atoms."""
     return _of_terms(number._trace, number._terms) if isinstance(number, SymInt) else frozenset()
 
 
 def newest(number: Any) -> int:
-    """The last one of the late symbols that a number depends on: when it is known, the number is; -1: none."""
+    """Return the last late symbol that a number depends on, or -1. Once that symbol is known, the number is."""
     return max(lates(number), default=-1)
 
 
 def is_late(number: Any) -> bool:
-    """It is not known in front of a launch."""
+    """Whether a number becomes known only during a launch."""
     return bool(lates(number))
 
 
 def foreseen(number: Any) -> Any:
-    """What a number is taken for where any decision is right and one is faster: nothing is guarded if the launch finds
-    it out."""
+    """Return a number to decide with where every decision is right and one is faster. Records no guard for numbers that
+    the launch finds out."""
     return number.hint if is_late(number) else number
 
 
@@ -59,12 +59,12 @@ def _of_atom(trace: ShapeTrace, k: int) -> frozenset[int]:
 
 
 def upper(number: Any, bounds: Bounds) -> Any:
-    """The most that a number can be, known in front of the launch."""
+    """Return the upper bound of a number, known before the launch."""
     return _bound(number, bounds, 0)
 
 
 def _bound(number: Any, bounds: Bounds, end: int) -> Any:
-    """The most (0) or the least (1)."""
+    """Return the upper (0) or the lower (1) bound."""
     if not is_late(number):
         return number
     trace, found = number._trace, 0
@@ -75,14 +75,14 @@ def _bound(number: Any, bounds: Bounds, end: int) -> Any:
         signs = [_sign(trace, k) for k in factors]
         sign = math.prod(signs) * (1 if c > 0 else -1)
         product: Any = c
-        for k, own in zip(factors, signs, strict=True):  # of each factor the end at which its absolute value is larger
+        for k, own in zip(factors, signs, strict=True):  # each factor's end with the larger absolute value
             product = product * _bound_of_atom(trace, k, bounds, end if sign * own > 0 else 1 - end)
         found = found + product
     return found
 
 
 def _sign(trace: ShapeTrace, k: int) -> int:
-    """1 where an atom is never negative, -1 where it is never positive."""
+    """Return 1 for an atom that is never negative, -1 for one that is never positive."""
     atom = trace.atoms[k]
     if atom.least < 0 < atom.most:
         raise Unbounded(f"a product with {trace._name(k)}, which may be negative")
@@ -90,7 +90,7 @@ def _sign(trace: ShapeTrace, k: int) -> int:
 
 
 def _bound_of_atom(trace: ShapeTrace, k: int, bounds: Bounds, end: int) -> Any:
-    """The most (0) or the least (1) that an atom can be."""
+    """Return the upper (0) or the lower (1) bound of an atom."""
     atom = trace.atoms[k]
     if k in trace.late_symbols:
         return bounds[k][end]
@@ -107,7 +107,7 @@ def _bound_of_atom(trace: ShapeTrace, k: int, bounds: Bounds, end: int) -> Any:
     raise Unbounded("a quotient of numbers that change")
 
 
-#: the value of a step: one that is known in front of the launch, a late symbol, the result of another step
+#: the value of a step: a number known before the launch, a late symbol, or the result of another step
 @dataclass(frozen=True)
 class Symbol:
     """A late symbol."""
@@ -117,7 +117,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step of a program makes."""
+    """The result of a step of a program."""
 
     step: int
 
@@ -127,16 +127,16 @@ Source: TypeAlias = "Whole | Symbol | StepResult"
 
 @dataclass
 class Code:
-    """A program: steps, and checks of their results. Equal steps are one."""
+    """A program: steps, and checks of their results. Equal steps are stored once."""
 
     #: function, operands
     steps: list[tuple[Callable[[int, int], int], Source, Source]] = field(default_factory=list)
-    #: is it a check for zero (else for a negative number), of what, the answer that it must have
+    #: (whether it checks for zero, else for a negative number; the checked value; the required answer)
     checks: list[tuple[bool, Source, bool]] = field(default_factory=list)
     _known: dict[Any, Source] = field(default_factory=dict)
 
     def value(self, number: Whole) -> Source:
-        """A number, with the steps that compute it."""
+        """Return the source of a number; adds the steps that compute it."""
         if not isinstance(number, SymInt) or not is_late(number):
             return number
         key = ("number", number.number)
@@ -145,16 +145,16 @@ class Code:
         return self._known[key]
 
     def check(self, how: str, number: SymInt, answer: bool) -> None:
-        """A guard."""
+        """Add the check of a guard."""
         self.checks.append((how == "==", self.value(number), answer))
 
     def leaves(self) -> list[Whole]:
-        """What must be known in front of the launch."""
+        """Return the numbers that must be known before the launch."""
         given = [side for _, *sides in self.steps for side in sides] + [side for _, side, _ in self.checks]
         return [side for side in given if not isinstance(side, Symbol | StepResult)]
 
     def _computed(self, number: SymInt) -> Source:
-        """A sum of products: each of what is known times what is late."""
+        """Return a sum of products: each known part times its late part."""
         trace = number._trace
         parts: dict[tuple[int, ...], dict[tuple[int, ...], Any]] = {}
         for factors, c in number._terms:
@@ -199,7 +199,7 @@ def _key(source: Source) -> Any:
 
 
 def value_at(number: Any, values: Mapping[int, int]) -> Any:
-    """A number where late symbols have these values, and everything else is as at hand."""
+    """Return a number for these values of late symbols and the current values of all others."""
     if not isinstance(number, SymInt):
         return number
     atoms = number._trace.atoms
@@ -214,12 +214,13 @@ def value_at(number: Any, values: Mapping[int, int]) -> Any:
 
 
 def guards_of(trace: ShapeTrace, atom: int) -> Sequence[tuple[str, SymInt, bool]]:
-    """The guards of a trace that can be checked when a late symbol is known, and not before."""
+    """Return the guards of a trace that can be checked once this late symbol is known, and not before."""
     return [(how, left, answer) for (how, left, _), answer in trace.guards.items() if newest(left) == atom]
 
 
 def root(number: SymInt, atom: int) -> int | None:
-    """The value of a late symbol for which a number is zero that depends on nothing else, and linearly on that."""
+    """Return the value of a late symbol for which a number is zero. None unless the number depends linearly on this
+    symbol alone and the root is an integer."""
     terms = dict(number._terms)
     constant, slope = terms.pop((), 0), terms.pop((atom,), 0)
     return None if terms or not slope or constant % slope else int(-constant // slope)

@@ -1,14 +1,14 @@
 """Symbolic integers: sizes that stand for whole classes of shapes.
 
-A `ShapeTrace` runs the planner once, with `SymInt` where input dimensions are open. A `SymInt` computes like a number
-and carries an expression and a hint, its value for the shapes that are at hand:
+A `ShapeTrace` runs the planner once, with `SymInt` where input dimensions are open. A `SymInt` computes like a number.
+It carries an expression and a hint, which is its value for the current shapes:
 
-- arithmetic (+ - * // %) makes new expressions, equal ones are one object;
-- a comparison answers for the hint and records a *guard*: what the trace made holds where the guard holds;
+- arithmetic (+ - * // %) makes new expressions; equal expressions are one object;
+- a comparison answers for the hint and records a *guard*: the result of the trace is valid where the guard holds;
 - a conversion to a number (``int``, ``float``, an index) *pins* it: a guard that the expression has this very value.
 
-It is no `int`, so that no C code can take its value unnoticed. Afterwards `formulas` computes every expression that is
-wanted from the sizes of other inputs, or says that a guard fails.
+It is no `int`, so that C code cannot take its value unnoticed. After the trace, `formulas` computes the wanted
+expressions from the sizes of other inputs, or reports that a guard fails.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-#: a size is within these where it is a symbol: 0 and 1 mean other things (nothing, broadcasting) and stay numbers
+#: the range of a symbol: 0 and 1 have other meanings (empty, broadcasting) and stay numbers
 LEAST, MOST = 2, 2**31 - 1
 
-#: ("==" or "<", left, right) -> what it was
+#: ("==" or "<", left, right) -> the recorded answer
 Guards: TypeAlias = "dict[tuple[str, SymInt, int], bool]"
-#: what a polynomial is made of: (factors, coefficient), sorted; factors are numbers of atoms. Coefficients that are no
-#: integers come from thresholds (0.8 * n) and quotients (n / 4).
+#: the terms of a polynomial: (factors, coefficient), sorted; factors are numbers of atoms. Non-integer coefficients
+#: come from thresholds (0.8 * n) and quotients (n / 4).
 _Terms: TypeAlias = tuple[tuple[tuple[int, ...], "int | Fraction"], ...]
 
 
@@ -37,7 +37,7 @@ _Number = TypeVar("_Number", bound=Any)
 
 
 class TraceClosed(RuntimeError):
-    """A decision about a symbolic integer after its trace had ended: nobody would check it for other shapes."""
+    """A decision about a symbolic integer after its trace ended: nobody would check it for other shapes."""
 
 
 class SymInt:
@@ -48,7 +48,7 @@ class SymInt:
     def __init__(self, trace: ShapeTrace, terms: _Terms, number: int) -> None:
         self._trace, self._terms, self.number = trace, terms, number
         self.hint = sum(c * math.prod(trace.atoms[k].hint for k in factors) for factors, c in terms)
-        #: bounds, whatever the sizes are
+        #: bounds for all sizes
         self.least, self.most = trace.bounds(terms)
 
     # -- arithmetic
@@ -182,7 +182,7 @@ class SymInt:
 
     @property
     def divisor(self) -> int:
-        """A number that divides it whatever the sizes are."""
+        """A number that divides this one for all sizes."""
         return math.gcd(*(c if isinstance(c, int) else 1 for _, c in self._terms))
 
     @property
@@ -192,17 +192,17 @@ class SymInt:
 
     @property
     def text(self) -> str:
-        """The expression, for people."""
+        """The expression in readable form."""
         return self._trace.text(self._terms)
 
 
-#: what writes a symbolic number into a text: inside `spelling`
+#: writes a symbolic number into a text: inside `spelling`
 _SPELLED: ContextVar[Callable[[SymInt], str] | None] = ContextVar("spelling of sizes", default=None)
 
 
 @contextmanager
 def spelling(spelled: Callable[[SymInt], str]) -> Iterator[None]:
-    """Symbolic numbers become these names in every text that is made of them inside: the text of a kernel."""
+    """Write symbolic numbers by these names in every text made inside the block, such as the text of a kernel."""
     token = _SPELLED.set(spelled)
     try:
         yield
@@ -210,14 +210,14 @@ def spelling(spelled: Callable[[SymInt], str]) -> Iterator[None]:
         _SPELLED.reset(token)
 
 
-#: a number, known or not
+#: a number, known or symbolic
 Whole: TypeAlias = int | SymInt
-#: what `isinstance` asks for
+#: the types of `Whole`, for `isinstance`
 WHOLE = (int, SymInt)
 
 
 class _Atom:
-    """A symbol, or what a function makes of two polynomials."""
+    """A symbol, or the result of a function of two polynomials."""
 
     __slots__ = ("hint", "least", "most", "name", "parts")
 
@@ -229,7 +229,7 @@ class _Atom:
 
 
 class ShapeTrace:
-    """Symbols, the expressions over them, and the guards under which decisions were taken."""
+    """Symbols, the expressions over them, and the guards that decisions recorded."""
 
     _serials = 0
 
@@ -241,15 +241,15 @@ class ShapeTrace:
         self._known: dict[_Terms, SymInt] = {}
         self._made: dict[tuple[Callable[[int, int], int], Any, Any], SymInt] = {}
         self.guards: Guards = {}
-        #: numbers of atoms that are known in the middle of a launch (`late`)
+        #: numbers of the atoms that become known during a launch (`late`)
         self.late_symbols: set[int] = set()
-        #: guards of a part of what is made, which is made anew where they fail
+        #: guards of one part of the result; a caller makes that part anew where they fail
         self._scope: Guards | None = None
         self.is_open = True
 
     @contextmanager
     def scope(self) -> Iterator[Guards]:
-        """Guards of what is decided inside are not those of the trace."""
+        """Collect the guards of decisions inside the block apart from those of the trace."""
         assert self._scope is None, "scopes do not nest"
         self._scope = {}
         try:
@@ -257,23 +257,23 @@ class ShapeTrace:
         finally:
             self._scope = None
 
-    #: of storage that grows: how much larger it is than what it holds; where a class of shapes may have such
+    #: how much larger growing storage is than its content; None where the class of shapes has no such storage
     spare: SymInt | None = None
 
     def symbol(self, name: str, hint: int) -> SymInt:
-        """A size of an input, from `LEAST` to `MOST`."""
+        """Make the symbol of an input's size, from `LEAST` to `MOST`."""
         assert LEAST <= hint <= MOST and self.symbols == len(self.atoms), "symbols come first"
         self.symbols += 1
         return self._atom(_Atom(name, hint, LEAST, MOST))
 
     def late(self, name: str, hint: int, least: int, most: float = MOST) -> SymInt:
-        """A number that a launch finds out by itself (`ir/launch_symbols.py`)."""
+        """Make the symbol of a number that a launch finds out by itself (`ir/launch_symbols.py`)."""
         assert least <= hint <= most
         self.late_symbols.add(len(self.atoms))
         return self._atom(_Atom(name, hint, least, most))
 
     def bounds(self, terms: _Terms) -> tuple[Any, Any]:
-        """The least and the most that a polynomial can be."""
+        """Return the least and the greatest value of a polynomial."""
         low: Any = 0
         high: Any = 0
         for factors, c in terms:
@@ -295,7 +295,7 @@ class ShapeTrace:
         return found
 
     def terms(self, other: Any) -> _Terms | None:
-        """What an operand consists of; None where it is no integer."""
+        """Return the terms of an operand; None where it is no integer."""
         if isinstance(other, SymInt):
             if other._trace is not self:
                 raise TraceClosed("sizes of two traces meet")
@@ -310,7 +310,7 @@ class ShapeTrace:
         return self.made(tuple(sorted((f, _plain(c)) for f, c in terms.items() if c)))
 
     def made(self, terms: _Terms) -> Any:
-        """The one object for a polynomial; a plain number where it is constant."""
+        """Return the one object for a polynomial; a plain number where it is constant."""
         if not terms:
             return 0
         if len(terms) == 1 and not terms[0][0]:
@@ -321,7 +321,7 @@ class ShapeTrace:
         return found
 
     def divided(self, left: Any, right: Any, which: int) -> Any:
-        """The floor of a quotient (0), or the remainder (1)."""
+        """Return the floor of a quotient (0), or the remainder (1)."""
         a, b = self.terms(left), self.terms(right)
         if a is None or b is None:
             return NotImplemented
@@ -332,7 +332,7 @@ class ShapeTrace:
         if not isinstance(right, SymInt):
             by = int(right)
             if by and by != 1 and isinstance(left, SymInt):
-                # what is divisible leaves the quotient: (4 n + 5) // 4 = n + 5 // 4
+                # divisible terms leave the quotient: (4 n + 5) // 4 = n + 5 // 4
                 whole = {f: c // by for f, c in a if c % by == 0}
                 left = self.of({f: c for f, c in a if c % by})
                 if not isinstance(left, SymInt):
@@ -354,7 +354,7 @@ class ShapeTrace:
         if not hint(right):
             self.pin(right)
             raise ZeroDivisionError("a size is divided by zero")
-        if isinstance(right, SymInt) and not right > 0:  # a guard: the quotient is computed for positive ones
+        if isinstance(right, SymInt) and not right > 0:  # a guard: the quotient is computed for positive divisors
             return self.divided(left, self.pin(right), which)
         if not isinstance(right, SymInt) and right < 0:
             return self.divided(-left, -right, 0) if which == 0 else -self.divided(-left, -right, 1)
@@ -367,7 +367,7 @@ class ShapeTrace:
         return self._function(operator.floordiv, left, right, low, high)
 
     def _nested(self, left: SymInt) -> tuple[Any, int, int] | None:
-        """(n, a, k) where the number is n // a + k."""
+        """Return (n, a, k) where the number is n // a + k."""
         terms = dict(left._terms)
         more = terms.pop((), 0)
         if len(terms) != 1:
@@ -380,7 +380,7 @@ class ShapeTrace:
         return (inner, by, more) if function is operator.floordiv and isinstance(by, int) and by > 0 else None
 
     def _exact(self, left: SymInt, right: SymInt) -> Any:
-        """The quotient where there is no remainder for any sizes: (6 n m + 3 n) // 3 n = 2 m + 1; else None."""
+        """Return the quotient where no sizes leave a remainder: (6 n m + 3 n) // 3 n = 2 m + 1; else None."""
 
         def first(terms: Iterable[tuple[tuple[int, ...], Any]]) -> tuple[tuple[int, ...], Any]:
             return max(terms, key=lambda term: (len(term[0]), term[0]))
@@ -408,14 +408,14 @@ class ShapeTrace:
         return None
 
     def common(self, a: Any, b: Any) -> Any:
-        """A divisor of both whatever the sizes are: the greatest product of what all terms have, and of what is left of
-        each of them where that is the same."""
+        """Return a divisor of both for all sizes: the greatest product that all terms share, times the rest of each
+        where the rests are equal."""
         (factors, number, rest), (others, count, other) = (_parted(self.terms(x) or ()) for x in (a, b))
         shared = self.of({_shared([factors, others]): math.gcd(number, count)})
         return shared * self.made(rest) if rest == other else shared
 
     def extreme(self, function: Callable[[int, int], int], left: Any, right: Any) -> Any:
-        """The lesser (`min`) or the greater (`max`) of two numbers."""
+        """Return the lesser (`min`) or the greater (`max`) of two numbers."""
         (low, high), (least, most) = _bounds(left), _bounds(right)
         (below, above) = _bounds(left - right)
         if high <= least or above <= 0:
@@ -433,14 +433,14 @@ class ShapeTrace:
         return found
 
     def compare(self, how: str, left: Any, right: Any) -> bool:
-        """What a comparison says of the hints; a guard, unless it says so for all sizes."""
+        """Compare the hints. Records a guard, unless the answer is the same for all sizes."""
         a, b = self.terms(left), self.terms(right)
         if a is None or b is None:
-            return how == "<" and (right == math.inf or left == -math.inf)  # of other things: a name, None
+            return how == "<" and (right == math.inf or left == -math.inf)  # other operands: a name, None
         if a == b:
             return how == "=="
         answer = bool(hint(left) == hint(right) if how == "==" else hint(left) < hint(right))
-        difference = left - right  # more terms may cancel out
+        difference = left - right  # more terms may cancel
         if not isinstance(difference, SymInt):
             return bool(difference == 0 if how == "==" else difference < 0)
         if difference.least >= (1 if how == "==" else 0):
@@ -453,7 +453,7 @@ class ShapeTrace:
         return answer
 
     def pin(self, number: Any) -> int:
-        """The hint, which is the value from now on."""
+        """Return the hint, which is the number's only value from now on."""
         if not isinstance(number, SymInt):
             return int(number)
         if self.compare("==", number, number.hint) is not True:
@@ -468,7 +468,7 @@ class ShapeTrace:
         (self.guards if self._scope is None else self._scope)[key] = answer
 
     def text(self, terms: _Terms) -> str:
-        """A polynomial, for people."""
+        """Return a polynomial in readable form."""
         parts = []
         for factors, c in terms:
             names = "*".join(self._name(k) for k in factors)
@@ -488,13 +488,13 @@ class ShapeTrace:
         return f"({sides[0]} {'%' if function is operator.mod else '//'} {sides[1]})"
 
     def guard_texts(self) -> list[str]:
-        """The guards, for people."""
+        """Return the guards in readable form."""
         words = {("==", True): "==", ("==", False): "!=", ("<", True): "<", ("<", False): ">="}
         return [f"{left.text} {words[how, answer]} {right}" for (how, left, right), answer in self.guards.items()]
 
 
 def _shared(products: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The factors that all products have."""
+    """Return the factors that all products share."""
     shared = list(products[0])
     for factors in products:
         shared = [k for k in sorted(set(shared)) for _ in range(min(shared.count(k), factors.count(k)))]
@@ -502,7 +502,7 @@ def _shared(products: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _parted(terms: _Terms) -> tuple[tuple[int, ...], int, _Terms]:
-    """A polynomial as the factors and the number that all of its terms have, and the rest."""
+    """Split a polynomial into the factors and the number that all its terms share, and the rest."""
     shared, number = _shared([factors for factors, _ in terms]), math.gcd(*(int(c) for _, c in terms))
     rest = []
     for factors, c in terms:
@@ -518,7 +518,7 @@ def _bounds(number: Any) -> tuple[Any, Any]:
 
 
 def _floor(a: Any, b: Any) -> Any:
-    """a // b, where either may be infinite."""
+    """Return a // b, where either may be infinite."""
     if math.isinf(a):
         return a
     return a // b if not math.isinf(b) else (0 if a >= 0 else -1)
@@ -529,16 +529,16 @@ def _plain(number: Any) -> Any:
 
 
 def hint(number: _Number) -> _Number:
-    """The value for the shapes at hand, for what only estimates: nothing is guarded."""
+    """Return the value for the current shapes, for estimates: records no guard."""
     return cast("_Number", number.hint) if isinstance(number, SymInt) else number
 
 
 class SymArray(np.ndarray[Any, Any]):
-    """A small tensor of integers, some of them symbolic: numpy's array of objects, and no text."""
+    """A small tensor of integers, some of them symbolic: a numpy array of objects, but no text."""
 
 
 def sym_array(items: Any) -> np.ndarray[Any, Any]:
-    """Integers as an array: a `SymArray` where some are symbolic, else an int64 one."""
+    """Return integers as an array: a `SymArray` where some are symbolic, else an int64 array."""
     objects = np.array(items, dtype=object)
     if any(isinstance(v, SymInt) for v in objects.flat):
         return objects.view(SymArray)
@@ -546,14 +546,14 @@ def sym_array(items: Any) -> np.ndarray[Any, Any]:
 
 
 def at_hand(array: np.ndarray[Any, Any], dtype: np.dtype[Any] | type = np.int64) -> np.ndarray[Any, Any]:
-    """The tensor for the shapes at hand; nothing is guarded."""
+    """Return the tensor for the current shapes; records no guard."""
     if not isinstance(array, SymArray):
         return array
     return np.array([hint(v) for v in array.flat], dtype).reshape(array.shape)
 
 
 def lesser(a: _Number, *others: _Number) -> _Number:
-    """The least of some numbers, of which some may be symbolic: an expression, where `min` would be a guard."""
+    """Return the least of some numbers. For symbolic ones it is an expression, where `min` would record a guard."""
     for b in others:
         trace = _trace_of(a, b)
         a = (a if a <= b else b) if trace is None else trace.extreme(min, a, b)
@@ -561,7 +561,7 @@ def lesser(a: _Number, *others: _Number) -> _Number:
 
 
 def greater(a: _Number, *others: _Number) -> _Number:
-    """The greatest of some numbers, of which some may be symbolic: an expression, where `max` would be a guard."""
+    """Return the greatest of some numbers. For symbolic ones it is an expression, where `max` would record a guard."""
     for b in others:
         trace = _trace_of(a, b)
         a = (a if a >= b else b) if trace is None else trace.extreme(max, a, b)
@@ -569,7 +569,7 @@ def greater(a: _Number, *others: _Number) -> _Number:
 
 
 def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two shapes are written alike. Those that are not may be equal all the same: nothing is guarded."""
+    """Whether two shapes have the same expressions. Shapes with different ones may still be equal; records no guard."""
     if len(a) != len(b):
         return False
     return all(x is y or (x == y if not isinstance(x, SymInt) and not isinstance(y, SymInt) else False)
@@ -577,7 +577,7 @@ def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def common_divisor(a: Any, b: Any) -> Any:
-    """A common divisor, the greatest one of plain numbers."""
+    """Return a common divisor; for plain numbers the greatest one."""
     trace = _trace_of(a, b)
     return math.gcd(a, b) if trace is None else trace.common(a, b)
 
@@ -587,5 +587,5 @@ def _trace_of(*numbers: Any) -> ShapeTrace | None:
 
 
 def always_divides(by: int, number: Any) -> bool:
-    """Whether a number is a multiple of another one whatever the sizes are; nothing is guarded."""
+    """Whether `by` divides a number for all sizes; records no guard."""
     return number.divisor % by == 0 if isinstance(number, SymInt) else number % by == 0

@@ -1,7 +1,7 @@
 """NVIDIA GPUs through torch: its memory, streams and graphs, the vendor's libraries that it brings, and Triton.
 
-Nothing here imports torch before a device is opened, and no type of torch's leaves this module and the solvers of
-`solvers.triton` and `solvers.vendor`: elsewhere a tensor in the GPU's memory is a `CudaArray`.
+This module imports torch only when a device is opened. Torch types stay in this module and the solvers of
+`solvers.triton` and `solvers.vendor`. Elsewhere a tensor in GPU memory is a `CudaArray`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .graph import CudaGraph
 
 Array = np.ndarray[Any, Any]
 
-#: where the driver says that it is loaded: torch takes seconds to import, and tells no more
+#: files of a loaded driver: importing torch takes seconds and tells no more
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
-#: what a tensor of torch can hold; sub-byte types and strings stay with the host
+#: types that a torch tensor can hold; sub-byte types and strings stay on the host
 HELD = frozenset(
     {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64, DType.BOOL, DType.UINT8, DType.INT8, DType.INT16,
      DType.INT32, DType.INT64, DType.UINT16, DType.UINT32, DType.UINT64}
@@ -53,22 +53,22 @@ class CudaArray:
     __slots__ = ("_begin", "_raw", "_tensor", "dtype", "shape", "staging")
 
     def __init__(self, raw: Any, shape: tuple[int, ...], dtype: np.dtype[Any], begin: int | None = None) -> None:
-        """``begin``: it is a part of these bytes, from there on."""
+        """``begin``: where this tensor starts, if it is a part of these bytes."""
         self._raw, self._begin, self.shape, self.dtype = raw, begin, shape, dtype
         self._tensor: Any = None
-        #: pinned memory of the host that it is copied through
+        #: pinned host memory that it is copied through
         self.staging: Any = None
 
     @property
     def raw(self) -> Any:
-        """Its bytes. They are looked for when they are first asked for: a graph has their address."""
+        """Its bytes, looked up at first use: a graph holds their address."""
         if self._begin is not None:
             self._raw, self._begin = self._raw[self._begin : self._begin + self.nbytes], None
         return self._raw
 
     @property
     def tensor(self) -> Any:
-        """The same as torch's type."""
+        """The same memory as a torch tensor."""
         if self._tensor is None:
             self._tensor = self.raw.view(torch_dtype(self.dtype)).view(self.shape)
         return self._tensor
@@ -79,7 +79,7 @@ class CudaArray:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:
-    """Torch's name of an element type."""
+    """Return torch's name of an element type."""
     import torch
 
     return getattr(torch, dtype.name)
@@ -96,28 +96,28 @@ class CudaQueue(Queue):
         self.device, self._torch = device, torch
         self.pending = False
         self.launches = 0
-        #: The caller's, where one was given: then what the caller enqueues there comes before or behind ours, and
-        #: nothing waits for results that stay on the device.
+        #: The caller's stream, where one is given: its other work is then ordered before or behind ours, and nothing
+        #: waits for results that stay on the device.
         self.stream = device.stream if device.stream is not None or not device.is_gpu else torch.cuda.Stream(
             device.raw, priority=_priority(hints.priority)
         )  # fmt: skip
-        #: waiting threads sleep until the device is done, instead of asking all the time
+        #: waiting threads sleep until the device is done, instead of polling
         self._sleeps = hints.throttle == "LOW"
-        #: what kernels read and is not ours, until they are over; and the same behind an event, where nothing waits
+        #: memory of others that kernels read, kept until they finish; and the same behind an event, where nothing waits
         self._kept: list[Any] = []
         self._held: deque[tuple[Any, list[Any]]] = deque()
-        #: Memory that kernels share, one after the other, and numbers that each leaves at zero. The last is largest;
-        #: graphs that were recorded before it was there hold the addresses of others.
+        #: Memory that kernels share in turn, and numbers that each kernel leaves at zero. The last is largest; earlier
+        #: graphs hold the addresses of others.
         self._scratch: list[Any] = []
         self._zeros: list[Any] = []
-        #: what is copied out of memory of the host that may still be read
+        #: copies whose host source may still be read
         self._staged: list[CudaArray] = []
-        #: the last event asked for its time, and that time: differences of near events are exact, of far ones not
+        #: the last event asked for its time, and that time: only differences of near events are exact
         self._last: tuple[Any, float] | None = None
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """What torch and Triton enqueue inside goes to this stream."""
+        """Send everything that torch and Triton enqueue inside the block to this stream."""
         self.pending = True
         with nullcontext() if self.stream is None else self._torch.cuda.stream(self.stream):
             yield
@@ -127,26 +127,27 @@ class CudaQueue(Queue):
         return sum(one.nbytes for one in [*self._scratch, *self._zeros])
 
     def scratch(self, nbytes: int) -> Any:
-        """Memory with any content, until the next kernel asks: those of a queue run one after the other."""
+        """Return uninitialised memory, valid until the next kernel asks: the kernels of a queue run in turn."""
         if not self._scratch or len(self._scratch[-1]) < nbytes:
             self._scratch.append(self._torch.empty(nbytes, dtype=self._torch.uint8, device=self.device.raw))
         return self._scratch[-1]
 
     def zeros(self, count: int) -> Any:
-        """Integers that are zero; a user of them makes them zero again."""
+        """Return integers that are zero; their user makes them zero again."""
         if not self._zeros or len(self._zeros[-1]) < count:
             self._zeros.append(self._torch.zeros(max(count, 4096), dtype=self._torch.int32, device=self.device.raw))
         return self._zeros[-1]
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        """What ``work`` enqueues, as a graph: one launch. It must have run before: nothing may be compiled now."""
+        """Record what ``work`` enqueues as a graph: one launch. It must have run before, because nothing may be
+        compiled now."""
         torch = self._torch
-        if self.stream is None:  # the interpreter records nothing
+        if self.stream is None:  # Triton's interpreter records nothing
             return work
         self.finish()
         graph = torch.cuda.CUDAGraph()
         stream = self.stream
-        if self.device.stream is not None:  # it may be the default one, which cannot be recorded
+        if self.device.stream is not None:  # it may be the default stream, which cannot be recorded
             self.stream = torch.cuda.Stream(self.device.raw)
         try:
             # Not torch.cuda.graph(): it collects garbage and empties torch's cache first, which takes 0.1 s.
@@ -166,14 +167,14 @@ class CudaQueue(Queue):
         return replay
 
     def write_words(self, words: Array, to: Any) -> None:
-        """Copy numbers into memory that `CudaDevice.words` made, behind what is queued."""
+        """Copy numbers into memory that `CudaDevice.words` made, in order behind queued work."""
         there = self._torch.from_numpy(words)
         with self.current():
-            # memory that is pinned anew: what it was before may still be read, and torch knows until when
+            # newly pinned memory: older memory may still be read, and torch tracks until when
             to.copy_(there.pin_memory() if self.device.is_gpu else there, non_blocking=True)
 
     def mark(self) -> Any:
-        """A point in time between what is enqueued before and behind it, also in a graph; see `Event.elapsed_time`."""
+        """Mark a point between the work enqueued before and after it, also in a graph; see `Event.elapsed_time`."""
         event = self._torch.cuda.Event(enable_timing=True, external=True)
         event.record(self.stream)
         return event
@@ -226,11 +227,12 @@ class CudaQueue(Queue):
         return array
 
     def _imported(self, value: Any, writable: bool) -> CudaArray:
-        """The memory of another library's tensor on this GPU, behind what that library has enqueued so far."""
+        """Return the memory of another library's tensor on this GPU, after the work which that library has enqueued."""
         torch, stream = self._torch, None
         if self.stream is not None:
             stream = self.stream.cuda_stream or 1  # DLPack's number of the default stream
-        # Not with our stream as torch's current one: torch takes that for the one that its tensors are written on.
+        # Not with our stream as torch's current one: torch takes the current stream for the one that writes its
+        # tensors.
         with torch.cuda.device(self.device.raw) if self.device.is_gpu else nullcontext():
             try:
                 capsule, read_only = dlpack.capsule(value, writable, stream)
@@ -242,7 +244,7 @@ class CudaQueue(Queue):
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in {dtype.value for dtype in HELD}:
             raise InputError(f"has elements of {name}, which no kernel takes")
-        self._kept.append(tensor)  # also when what has gaps is copied
+        self._kept.append(tensor)  # also when gaps force a copy
         with self.current():
             flat = tensor.contiguous().reshape(-1)
         return CudaArray(flat.view(torch.uint8), tuple(tensor.shape), DType(name).numpy)
@@ -251,7 +253,7 @@ class CudaQueue(Queue):
         type = TensorType(DType.of_numpy(value.dtype), value.shape)
         if isinstance(value, np.ndarray) and type.dtype not in HELD:  # the host made it, and keeps it
             return value.copy()
-        with self.current():  # its memory goes back to this stream's
+        with self.current():  # its memory returns to this stream
             made = self.device.new(type)
         self.put(value, made)
         return made
@@ -269,7 +271,8 @@ class CudaQueue(Queue):
 
     def put(self, array: Array | CudaArray, to: CudaArray) -> None:
         if isinstance(array, CudaArray):
-            # A graph has its addresses fixed, so inputs are copied to where it reads them: 2 us, recording takes 1000.
+            # A graph has fixed addresses, so inputs are copied to where it reads them: 2 us, while recording takes
+            # 1000.
             if (array.shape, array.dtype) != (to.shape, to.dtype):
                 raise ValueError(f"{array.dtype}{list(array.shape)} is no {to.dtype}{list(to.shape)}")
             with self.current():
@@ -356,7 +359,7 @@ class CudaDevice(Device):
             self.cache_bytes = int(getattr(properties, "L2_cache_size", 0))
             self.pci = pci.of_cuda(properties)
         self._constants = ConstantCopies(self._copy)
-        #: where memory of `host_memory` begins
+        #: addresses where `host_memory` blocks begin
         self.pinned: set[int] = set()
 
     def host_memory(self, nbytes: int) -> Array:
@@ -371,7 +374,7 @@ class CudaDevice(Device):
         import torch
 
         found = {"constants": self._constants.nbytes}
-        if self.is_gpu:  # of all that use torch in this process
+        if self.is_gpu:  # counts all users of torch in this process
             found["allocated"] = int(torch.cuda.memory_allocated(self.raw))
             found["reserved"] = int(torch.cuda.memory_reserved(self.raw))
         return found
@@ -439,7 +442,7 @@ class CudaDevice(Device):
                 reader = torch.cuda.ExternalStream(stream) if stream not in (None, 1) else torch.cuda.default_stream()
                 if ready is not None:
                     reader.wait_event(ready)
-                memory.raw.record_stream(reader)  # its memory is not given to others before the reader is done
+                memory.raw.record_stream(reader)  # its memory is not reused before the reader is done
             return memory.tensor.__dlpack__(stream=-1, **given)
 
     def alloc(self, nbytes: int) -> CudaArray:
@@ -455,11 +458,11 @@ class CudaDevice(Device):
         return CudaArray(buffer.raw, type.physical, type.dtype.numpy, offset)
 
     def new(self, type: TensorType) -> CudaArray:
-        """Memory of its own for a tensor."""
+        """Allocate memory for a tensor."""
         return self.view(self.alloc(type.nbytes), 0, type)
 
     def words(self, count: int) -> Any:
-        """Memory of its own for 32-bit numbers: torch's tensor."""
+        """Allocate memory for 32-bit numbers, as a torch tensor."""
         import torch
 
         return torch.empty(count, dtype=torch.int32, device=self.raw)
@@ -469,7 +472,7 @@ class CudaDevice(Device):
         return f"CUDA: {self.target.arch} (Triton)"
 
     def broken(self) -> str:
-        """A kernel that reads where there is nothing takes the whole context with it: every later call fails."""
+        """A kernel that reads unmapped memory takes the whole context with it: every later call fails."""
         import torch
 
         try:
@@ -485,12 +488,12 @@ class CudaDevice(Device):
     def _copy(self, array: Array) -> CudaArray:
         made = CudaArray(self.alloc(array.nbytes).raw, array.shape, array.dtype)
         if array.size:
-            # It is copied once, while we wait: pinned memory on the way would take longer than the copy.
+            # It is copied once, while the caller waits: copying through pinned memory would take longer.
             made.raw.copy_(_over(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
         return made
 
     def convert(self, array: Array, dtype: DType) -> Array:
-        """Torch is eight times as fast as numpy in making halves, on one core; and it uses several."""
+        """Torch makes halves eight times as fast as numpy on one core; and it uses several."""
         if not array.size or dtype not in HELD or DType.of_numpy(array.dtype) not in (DType.FLOAT32, DType.FLOAT16):
             return super().convert(array, dtype)
         import torch
@@ -501,7 +504,7 @@ class CudaDevice(Device):
 
 
 def _over(flat: Array) -> Any:
-    """A tensor over an array's memory that is only read: torch's own function warns where arrays are read-only."""
+    """Return a tensor over an array's memory that is only read: torch's own function warns for read-only arrays."""
     import torch
 
     memory: Any = (ctypes.c_uint8 * flat.nbytes).from_address(address(flat))
@@ -511,7 +514,7 @@ def _over(flat: Array) -> Any:
 
 @cache
 def _found() -> int | str:
-    """How many GPUs there are, or why there are none."""
+    """Return how many GPUs there are, or why there are none."""
     if not any(path.exists() for path in _DRIVERS):
         return "no NVIDIA driver is loaded: install it, and 'tunewright[cuda]'"
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
@@ -525,7 +528,7 @@ def _found() -> int | str:
 
 
 def places() -> list[str | None]:
-    """Where each GPU is plugged in, in the order of their numbers."""
+    """Return where each GPU is plugged in, in the order of their numbers."""
     found = _found()
     if isinstance(found, str):
         return []
@@ -549,7 +552,7 @@ def _target(raw: Any) -> Target:
 
 
 def _cublas(cuda: str) -> str:
-    """The version of the library that torch has loaded, which has no word for it; ``cuda``: torch's."""
+    """Return the version of the library that torch has loaded, which torch does not give; ``cuda``: torch's."""
     found = ctypes.c_int()
     try:
         ask = ctypes.CDLL(f"libcublas.so.{cuda.partition('.')[0]}").cublasGetProperty
@@ -560,7 +563,7 @@ def _cublas(cuda: str) -> str:
 
 
 def _driver() -> str:
-    """The kernel driver's version, as it says itself."""
+    """Return the kernel driver's version, as the driver states it."""
     try:
         words = _DRIVERS[0].read_text(encoding="utf-8").split()
     except OSError:
@@ -569,14 +572,15 @@ def _driver() -> str:
 
 
 def _priority(hint: str) -> int:
-    """A stream's: CUDA's own default is the lowest that there is, so LOW is the same as MEDIUM."""
+    """Return a stream's priority: CUDA's default is the lowest, so LOW equals MEDIUM."""
     import torch
 
     return min(torch.cuda.Stream.priority_range()) if hint == "HIGH" else 0
 
 
 def _stream_handle(stream: Any) -> int:
-    """The address of a stream of torch, CuPy or any library with `__cuda_stream__`, or a number; 0: the default one."""
+    """Return the address of a stream of torch, CuPy or any library with `__cuda_stream__`, or a number; 0: the default
+    one."""
     for name in ("cuda_stream", "ptr"):
         found = getattr(stream, name, None)
         if isinstance(found, int):

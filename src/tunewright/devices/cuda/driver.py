@@ -1,7 +1,7 @@
-"""Compiled kernels on a GPU: loading them and launching them, by the driver's own functions.
+"""Loads and launches compiled kernels on a GPU through the driver's own functions.
 
-Triton would compile a small C module for each kind of kernel in order to launch it; nobody needs a C compiler for this.
-The context is the one that torch uses (the device's primary context).
+Triton would compile a small C module for each kind of kernel in order to launch it. This module needs no C compiler for
+that. It uses torch's context (the device's primary context).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tunewright.errors import ExecutionError
 
 #: threads that run in step
 WARP = 32
-#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; up to this size nothing has to be asked
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; up to this size no request is needed
 _MOST_SHARED, _FREE_SHARED = 8, 48 << 10
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _OVERLAP = 6
-#: numbers that are no pointers, by what Triton calls them
+#: number arguments, no pointers, by Triton's names for their types
 NUMBERS = {"i1": ctypes.c_int8, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 
 
-#: what the driver says of a binary that is none, or another GPU's: invalid image, no binary, invalid source, not found
+#: the driver's errors for a damaged or foreign binary: invalid image, no binary, invalid source, not found
 _UNLOADABLE = frozenset({200, 209, 300, 500})
 
 
 class Unloadable(ExecutionError):
-    """A binary is damaged, or another GPU's."""
+    """A binary is damaged, or made for another GPU."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class LoadedCubin:
 
     function: int
     warps: int
-    #: bytes of shared memory of each program, and of memory of its own that the compiler wants for each
+    #: bytes of shared memory of each program, and of the private memory that the compiler wants for each program
     shared: int
     scratch: int = 0
-    #: it waits by itself for the kernel before it, so that it may be put in place while that one still runs
+    #: it waits by itself for the previous kernel, so it may be launched while that one still runs
     overlaps: bool = False
 
 
@@ -62,7 +62,7 @@ class _Config(ctypes.Structure):
 
 
 class Driver:
-    """The functions of the driver's library that are needed. Each raises ExecutionError with the driver's words."""
+    """The needed functions of the driver's library. Each raises ExecutionError with the driver's message."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -73,7 +73,8 @@ class Driver:
     def load(
         self, binary: bytes, name: str, warps: int, shared: int, scratch: int, device: int, overlaps: bool = False
     ) -> LoadedCubin:
-        """A kernel of a cubin, `Unloadable` when it is none. It stays loaded until the process ends: graphs hold it."""
+        """Load a kernel of a cubin; raises `Unloadable` when it is none. It stays loaded until the process ends: graphs
+        hold it."""
         self._enter(device)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(binary))
@@ -86,12 +87,13 @@ class Driver:
     def launch(
         self, kernel: LoadedCubin, grid: Sequence[int], stream: int, arguments: Sequence[Any], scratch: int, device: int
     ) -> None:
-        """Enqueue it. ``arguments``: numbers of ctypes, pointers as c_void_p; ``scratch``: address of its memory."""
+        """Enqueue a kernel. ``arguments``: ctypes numbers, pointers as c_void_p; ``scratch``: address of its memory."""
         x, y, z = (*map(int, grid), 1, 1)[:3]
         if not x * y * z:
             return
         self._enter(device)
-        # Behind these a kernel of Triton has two more: memory of its own, and a profiler's. Who has fewer reads fewer.
+        # Triton's kernels take two more arguments at the end: their private memory, and a profiler's. Kernels with
+        # fewer ignore them.
         values = [*arguments, ctypes.c_void_p(scratch), ctypes.c_void_p(0)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         sizes = (x, y, z, WARP * kernel.warps, 1, 1, kernel.shared)
@@ -105,7 +107,7 @@ class Driver:
             self._call("cuLaunchKernel", function, *numbers, ctypes.c_void_p(stream), pointers, nothing)
 
     def _enter(self, device: int) -> None:
-        """Make sure that this thread has a context: torch makes one current when it first needs it."""
+        """Make sure that this thread has a context: torch makes one current only at first need."""
         current = ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(current))
         if current.value is None:

@@ -1,4 +1,4 @@
-"""Executables of NVIDIA GPUs: kernels that are recorded into one CUDA graph for each request."""
+"""Executables of NVIDIA GPUs: the kernels of each request are recorded into one CUDA graph."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..executable import Bound, Executable, Kernel, Part, Sizes
 if TYPE_CHECKING:
     from .device import CudaDevice, CudaQueue
 
-#: graphs of one request for plans for classes of shapes: each holds the addresses of one layout of memory
+#: graphs of one request in plans for classes of shapes: each holds the addresses of one memory layout
 MOST_GRAPHS = 16
-#: kernels' parts of a page begin at multiples of this number of words
+#: each kernel's part of a page begins at a multiple of this number of words
 _ALIGNED = 4
 
 
 class PageReader(Protocol):
-    """What reads sizes from its part of a page."""
+    """Reads sizes from its part of a page."""
 
     @property
     def words(self) -> Sequence[Whole]: ...
@@ -34,19 +34,19 @@ class PageReader(Protocol):
 class OpenCudaCall(Protocol):
     """A kernel for a class of shapes (`solvers.triton.source.cuda_kernel.OpenCudaKernel`)."""
 
-    #: its launches know sizes from the page alone
+    #: whether its launches read all sizes from the page
     paged: bool
     kernels: Sequence[PageReader]
 
     def fitted(self, sizes: Sizes) -> Any:
-        """What computes it for some sizes."""
+        """Return the call that computes it for some sizes."""
 
     def launch(self, queue: CudaQueue, call: Any, found: Mapping[Any, Any], inputs: Any, outputs: Any) -> None:
-        """Enqueue that; ``found``: where its kernels read their sizes."""
+        """Enqueue that call; ``found``: where its kernels read their sizes."""
 
 
 class CudaGraph(Executable):
-    """Kernels that are one launch."""
+    """Kernels that run as a single launch."""
 
     def __init__(self, device: CudaDevice, parts: Sequence[Part]) -> None:
         self.parts, self.timed, self.device = parts, device.is_gpu, device
@@ -58,10 +58,10 @@ class CudaGraph(Executable):
 
 
 class BoundGraph(Bound):
-    """A graph with the memory of one request: recorded when it is first invoked, and anew where tensors change.
+    """A graph with the memory of one request: recorded at the first invocation, and again when tensors change.
 
-    In a plan for a class of shapes there is a graph for each layout of the memory. Where the kernels read all sizes
-    from a page, it serves every size that the memory has room for.
+    A plan for a class of shapes has one graph for each memory layout. Where the kernels read all sizes from a page, the
+    graph serves every size that fits in the memory.
     """
 
     def __init__(
@@ -69,25 +69,25 @@ class BoundGraph(Bound):
     ) -> None:  # fmt: skip
         self._parts, self._queue, self._memory = graph.parts, queue, memory
         numbers = {n for part in graph.parts for n in (*part.ins, *part.outs) if n >= 0 and memory[n] is None}
-        #: tensors that come with each inference, and those that the graph was recorded with
+        #: tensors that come with each inference, and the tensors that the graph was recorded with
         self._given: dict[int, Any] = dict.fromkeys(numbers.difference(fitted))
         self._replay: Callable[[], object] | None = None
-        #: events between the kernels of the graph, when each is to be timed
+        #: events between the kernels of the graph, for timing each kernel
         self._clocked, self._marks = clocked and graph.timed, list[Any]()
         opened = dict.fromkeys(part.kernel for part in graph.parts if getattr(part.kernel, "open", None) is not None)
         self._page = _Page(graph.device, [cast("OpenCudaCall", kernel) for kernel in opened]) if opened else None
-        #: by layout of the memory; None: it was invoked once, without a graph
+        #: by memory layout; None: invoked once, without a graph
         self._graphs: OrderedDict[Hashable, Callable[[], object] | None] = OrderedDict()
         self._layout: Hashable = None
 
     def refit(self, sizes: Sizes, room: Sizes, layout: Hashable) -> None:
-        """The graph of this layout; there is none yet where it was never invoked twice."""
+        """Select the graph of this layout. A layout has none until its second invocation."""
         paged = self._page is None or self._page.write(self._queue, sizes, room)
         if not paged and self._page is not None:
             layout = layout, self._page.numbers
         if self._layout == layout:
             return
-        if self._given:  # they may differ as well
+        if self._given:  # the addresses may differ too
             self._graphs.clear()
         self._layout, self._replay = layout, self._graphs.get(layout)
         if layout in self._graphs:
@@ -103,14 +103,14 @@ class BoundGraph(Bound):
             self._work()
         else:
             if self._replay is None:
-                self._work()  # whatever is compiled or allocated at the first run
+                self._work()  # compiles and allocates whatever the first run needs
                 self.prepare()
             assert self._replay is not None
             self._replay()
         self._queue.launches += 1
 
     def _of_class(self) -> None:
-        """Without a graph at first: it may be the only time."""
+        """Run without a graph first: the layout may never come again."""
         if self._replay is None and self._layout in self._graphs:
             self.prepare()
             self._graphs[self._layout] = self._replay
@@ -150,7 +150,7 @@ class BoundGraph(Bound):
                 part.kernel.run(queue, ins, outs)
             if self._clocked:
                 self._marks.append(queue.mark())
-        queue.launches = launches  # they are one
+        queue.launches = launches  # the kernels count as one launch: the graph
 
     def _tensor(self, number: int) -> Any:
         if number < 0:
@@ -159,13 +159,13 @@ class BoundGraph(Bound):
 
 
 class _Page:
-    """The sizes that kernels read, in the device's memory, and the kernels' calls for the room that there is."""
+    """The sizes that kernels read in device memory, and the kernels' calls for the memory's room."""
 
     def __init__(self, device: CudaDevice, kernels: Sequence[OpenCudaCall]) -> None:
         #: each kernel's call
         self.calls: dict[OpenCudaCall, Any] = dict.fromkeys(kernels)
         self._begins: dict[PageReader, int] = {}
-        #: words and the sizes that they are; which of them are numbers of programs, of kernels that read all sizes
+        #: words and their sizes; which of them are numbers of programs, of kernels that read all sizes
         self._sizes: list[tuple[int, Whole]] = []
         self._is_grid: list[bool] = []
         self._is_paged = all(kernel.paged for kernel in kernels)
@@ -179,14 +179,14 @@ class _Page:
         self._memory = device.words(max(count, 1))
         self._parts = {reader: self._memory[begin:] for reader, begin in self._begins.items()}
         self._at = np.array([at for at, _ in self._sizes], np.intp)
-        #: where the sizes are among a plan's values, once they are asked for
+        #: positions of the sizes among a plan's values, found at first use
         self._places: list[int] | None = None
         self._grids = np.array(self._is_grid, bool)
         self._words = np.zeros(max(count, 1), np.int32)
         self._known: bytes | None = None
-        #: for which room the calls are
+        #: the room that the calls are for
         self._room: Sizes | None = None
-        #: sizes that the last layout was for, where kernels do not read all of them
+        #: sizes of the last layout, where kernels do not read all of them
         self.numbers: tuple[int, ...] = ()
 
     @property
@@ -194,7 +194,7 @@ class _Page:
         return int(self._words.nbytes)
 
     def write(self, queue: CudaQueue, sizes: Sizes, room: Sizes) -> bool:
-        """Tell kernels other sizes. True: what they launch is the same for every size that there is room for."""
+        """Write other sizes for the kernels. True: their launches are the same for every size that fits in the room."""
         if self._places is None:
             self._places = [sizes.place(size) for _, size in self._sizes]
         found, most = (np.array([one.values[at] for at in self._places], np.int64) for one in (sizes, room))

@@ -37,18 +37,18 @@ _NO_HINTS = Hints()
 
 
 class _Shared:
-    """A kernel object of one queue. Launches of the same program share it: making one takes longer than running it."""
+    """A kernel object of one queue. Launches of one program share it: making it takes longer than running it."""
 
     __slots__ = ("kernel", "owner")
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        #: whose arguments are set
+        #: the launch whose arguments are set
         self.owner: OpenCLLaunch | None = None
 
 
 class OpenCLLaunch(CLaunch):
-    """A kernel with its arguments: calling it enqueues. It belongs to one queue and is not shared between threads."""
+    """A kernel with its arguments: calling it enqueues it. It belongs to one queue and is not shared by threads."""
 
     __slots__ = ("_enqueue", "_grid", "_local", "_numbers", "_packed", "_pointers", "_queue", "_shared", "_svm")
 
@@ -60,7 +60,7 @@ class OpenCLLaunch(CLaunch):
         self._queue, self._shared, self._grid, self._local = queue, shared, grid, local or _ONE[: len(grid)]
         self._svm, self._enqueue = cl.SVM, cl.enqueue_nd_range_kernel
         self._pointers: dict[int, Any] = {}
-        #: numbers by argument, and all of them as pyopencl takes them, from the next launch on
+        #: numbers by argument, and all of them in pyopencl's form, from the next launch on
         self._numbers: dict[int, tuple[int, bytes, Any]] = {}
         self._packed: tuple[Any, ...] | None = None
 
@@ -93,7 +93,7 @@ class OpenCLLaunch(CLaunch):
         if queue.orphaned:
             _refuse()
         if shared.owner is not self:
-            shared.owner = None  # until all are set: Ctrl-C may come in between
+            shared.owner = None  # no owner until all arguments are set: Ctrl-C may come in between
             # One call for all numbers takes a fifth of a microsecond, `set_arg` seven for each.
             if self._packed is None:
                 self._packed = tuple([part for number in self._numbers.values() for part in number])
@@ -120,16 +120,16 @@ class OpenCLQueue(CQueue):
         super().__init__()
         self.raw = raw
         self._kernels: dict[tuple[int, str], tuple[Any, _Shared]] = {}
-        #: Buffers of a caller's that are mapped for now
+        #: a caller's buffers that are currently mapped
         self._mapped: list[Any] = []
 
     def kernel(self, program: Any, name: str) -> _Shared:
-        """The queue's own kernel object of a program."""
+        """Return the queue's own kernel object of a program."""
         key = (id(program), name)
         if key not in self._kernels:
             import pyopencl as cl
 
-            with quietly():  # it writes code for each; two threads may choose one name for that
+            with quietly():  # pyopencl writes code for each kernel; two threads may choose one name for it
                 kernel = cl.Kernel(program, name)
             self._kernels[key] = program, _Shared(kernel)  # kept, so that its id stays its own
         return self._kernels[key][1]
@@ -149,10 +149,10 @@ class OpenCLQueue(CQueue):
             return super().adopt(value, writable)
         if writable and lent.read_only(value.memory):
             raise InputError("is a Buffer that may only be read")
-        self.pending = True  # what a caller has enqueued before it: the host waits before it looks
+        self.pending = True  # the caller may have queued work on it: the host waits before it looks
         if isinstance(value.memory, cl.SVMPointer) or not value.nbytes:
             return lent.pointed(value)
-        # Without the caller's queue the caller has waited for it, as docs/remote-tensors.md says.
+        # Without the caller's queue, the caller has waited for it, as docs/remote-tensors.md says.
         theirs = self.raw if self.raw.context == value.memory.context else cl.CommandQueue(value.memory.context)
         array = lent.mapped(value, theirs)
         self._mapped.append(value.memory)
@@ -227,7 +227,7 @@ class CopyingQueue(OpenCLQueue):
 class OpenCLDevice(CDevice):
     """One device of one runtime. On a processor its memory is the host's: kernels work on numpy's own bytes.
 
-    ``shares_memory`` False treats a processor as if it were not so.
+    ``shares_memory`` False treats a processor as if its memory were separate.
     """
 
     family = "opencl"
@@ -236,7 +236,7 @@ class OpenCLDevice(CDevice):
     kinds = ("CPU", "GPU")
     dialect = "opencl"
     serves_classes = True
-    #: the context is a caller's, and so is the queue that all requests work on, if there is one
+    #: the context is a caller's, and so is the queue that all requests use, if there is one
     is_lent: bool = False
     lent_queue: Any = None
 
@@ -269,7 +269,7 @@ class OpenCLDevice(CDevice):
         self.shares_memory = naming.shares_memory(self.raw) if shares_memory is None else shares_memory
         self._memory = None if self.shares_memory else Memory(self.context, self.raw)
         self._programs = OpenCLPrograms(name, self.context, self.raw, self.target.options)
-        #: hints that were requested and are not supported
+        #: requested hints that are not supported
         self._told: set[Hints] = set()
         self._told_threads = False
 
@@ -303,7 +303,7 @@ class OpenCLDevice(CDevice):
 
         try:
             return bytes(self.raw.get_info(cl.device_info.UUID_KHR)).hex()
-        except (AttributeError, cl.Error):  # of an older pyopencl, or without the extension
+        except (AttributeError, cl.Error):  # an older pyopencl, or no extension
             return None
 
     def queue(self) -> OpenCLQueue:
@@ -337,7 +337,7 @@ class OpenCLDevice(CDevice):
             raise DeviceError(f"{type(queue).__name__} is no CommandQueue of pyopencl")
         try:
             its = None if queue is None else queue.context
-        except cl.Error:  # of a runtime whose queues do not keep it
+        except cl.Error:  # the runtime's queues do not keep it
             raise DeviceError("the queue's context is gone", hint="keep the Context as long as the queue") from None
         context = its if context is None else context
         if not isinstance(context, cl.Context):
@@ -364,15 +364,17 @@ class OpenCLDevice(CDevice):
         return self
 
     def build(self, source: str) -> Any:
-        """The compiled program of a source; each text is compiled once."""
-        if OpenCLQueue.orphaned:  # a thread that stayed behind may have been compiling, and holds the lock for ever
+        """Return the compiled program of a source; each text is compiled once."""
+        # a thread left behind by the fork may have been compiling, and holds the lock for ever
+        if OpenCLQueue.orphaned:
             _refuse()
         return self._programs.build(source)
 
     def launch(
         self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
     ) -> OpenCLLaunch:  # fmt: skip
-        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: the size of a group."""
+        """Return a kernel of a program over a grid of work-items, ready for its arguments; ``local``: the size of a
+        group."""
         assert isinstance(queue, OpenCLQueue)
         return OpenCLLaunch(queue, queue.kernel(program, name), tuple(grid), tuple(local))
 
@@ -384,7 +386,7 @@ def _target(device: Any) -> Target:
     if not is_cpu(device):
         arch = device.vendor
         lacks, options = ((), OPTIONS) if device.double_fp_config else (("fp64",), OPTIONS + WITHOUT_FP64)
-        # Work-items are the vectors of a GPU; one holds four floats at a time, as memory is read best.
+        # Work-items are the vectors of a GPU; each holds four floats at a time, the best width for memory reads.
         return Target("gpu", device.name, arch, device.max_compute_units, software, "c", options, 16, 16, lacks)
     vector, registers = _vectors()
     return Target(
@@ -394,7 +396,7 @@ def _target(device: Any) -> Target:
 
 
 def _vectors() -> tuple[int, int]:
-    """Bytes of a vector register and their number: runtimes compile for the processor that is there."""
+    """Return the bytes and the number of vector registers: runtimes compile for the processor that is there."""
     flags = cpu_flags()
     if "avx512f" in flags:
         return 64, 32
@@ -403,12 +405,13 @@ def _vectors() -> tuple[int, int]:
 
 def _orphan() -> None:
     OpenCLQueue.orphaned = True
-    # What is garbage already stays: to release objects of the runtime may take a lock that a thread held at the fork.
+    # Freeze existing garbage: releasing runtime objects may take a lock that a thread held at the fork.
     gc.freeze()
 
 
 def _refuse() -> NoReturn:
-    """In a fork: kernels would wait for the runtime's threads, and compiling for a lock that one of them held."""
+    """Refuse work in a fork: kernels would wait for the runtime's threads, and compiling for a lock that one of them
+    held."""
     raise DeviceError(
         "this process was forked from one that had opened the device, whose threads stayed there",
         hint="start processes with multiprocessing's 'spawn', or open the device only after the fork",
@@ -417,13 +420,13 @@ def _refuse() -> NoReturn:
 
 @cache
 def _found() -> tuple[dict[str, Any], dict[str, str]] | str:
-    """`names` of all OpenCL devices, or why there are none."""
+    """Return `names` of all OpenCL devices, or why there are none."""
     found = probe.devices()
     if isinstance(found, str):
         return found
     if hasattr(os, "register_at_fork"):  # a runtime's threads begin when its devices are listed
         os.register_at_fork(after_in_child=_orphan)
-    # torch, which takes seconds to import, is asked only where there is a GPU that it could offer too
+    # torch takes seconds to import, so it is asked only where there is a GPU that it could offer too
     return names(found, cuda.places() if any(map(is_gpu, found)) else (), probe.why_not)
 
 

@@ -1,4 +1,4 @@
-"""Executables of devices that enqueue kernels in C one by one: OpenCL's."""
+"""Executables of devices whose kernels C code enqueues one by one: OpenCL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .enqueued_sizes import OpenArguments
 
 
 class Enqueued(Executable):
-    """Kernels that are enqueued one after the other."""
+    """Kernels that are enqueued one after another."""
 
     def __init__(self, device: CDevice, parts: Sequence[Part]) -> None:
         self.device, self.parts = device, parts
@@ -38,14 +38,14 @@ class BoundKernel:
         assert isinstance(part.kernel, CKernel)
         self.kernel, self._queue, self._device = part.kernel, queue, device
         self.launches: list[CLaunch] = []
-        #: where each tensor is an argument: (launch, argument), by number
+        #: argument positions of each tensor by number: (launch, argument)
         self.tensors: dict[int, list[tuple[int, int]]] = {}
         #: tensors that are constants of the kernel
         self.lasting: set[int] = set()
-        #: where scratch memory is an argument, by name, and what was borrowed
+        #: argument positions of scratch memory by name, and the borrowed memory
         self._scratch: dict[str, list[tuple[int, int]]] = {}
         self._borrowed: dict[str, Any] = {}
-        #: what kernels say is wrong with their inputs
+        #: errors that kernels report about their inputs
         self.record: ReportRecord | None = None
         for number, call in enumerate(part.kernel.calls):
             for at, arg in enumerate(call.args):
@@ -58,14 +58,14 @@ class BoundKernel:
                     self._scratch.setdefault(arg.name, []).append((number, at))
                 elif isinstance(arg, ReportArgument) and self.record is None:
                     self.record = queue.reports.take(owner, device)
-        #: what depends on sizes in its own launches, which may be others' for the sizes at hand
+        #: the size-dependent parts of its own launches; for the current sizes, launches of another kernel may be in use
         of_class, grids = part.kernel.open, [call.grid for call in part.kernel.calls]
         self._open = None if of_class is None else OpenArguments(of_class, grids, device)
         self._posed: CKernel | None = None
         self._own = self.launches = self._made(part.kernel)
 
     def _made(self, kernel: CKernel) -> list[CLaunch]:
-        """The launches of a kernel with everything but tensors and scratch memory."""
+        """Return the launches of a kernel with all arguments except tensors and scratch memory."""
         made = []
         for program, call in zip(kernel.programs, kernel.calls, strict=True):
             launch = self._device.launch(self._queue, program, call.name, call.grid, call.local)
@@ -86,7 +86,7 @@ class BoundKernel:
         return made
 
     def _borrow(self, name: str, nbytes: int) -> None:
-        """Have scratch memory, which has one number in all kernels of the queue."""
+        """Borrow scratch memory, which has one number in all kernels of the queue."""
         memory = self._queue.borrow(self._device, [*self._scratch].index(name), nbytes)
         if memory is not self._borrowed.get(name):
             self._borrowed[name] = memory
@@ -94,16 +94,16 @@ class BoundKernel:
                 self.launches[launch].set(at, memory)
 
     def set(self, number: int, value: Any) -> None:
-        """Where a tensor is."""
+        """Set the address of a tensor."""
         for launch, at in self.tensors[number]:
             self.launches[launch].set(at, value)
 
     def is_posed(self, sizes: Sizes) -> bool:
-        """Whether it has the launches for some sizes."""
+        """Whether it holds the launches for these sizes."""
         return sizes.posed.get(self.kernel) is self._posed
 
     def pose(self, sizes: Sizes) -> None:
-        """Have the launches for some sizes. They know no tensors."""
+        """Select the launches for some sizes. They hold no tensors yet."""
         posed = sizes.posed.get(self.kernel)
         if posed is None:
             self.launches, self._borrowed = self._own, {}
@@ -115,7 +115,7 @@ class BoundKernel:
         self._posed = posed
 
     def fit(self, sizes: Sizes) -> None:
-        """Set what depends on sizes, besides tensors."""
+        """Set the arguments that depend on sizes, except tensors."""
         if self._posed is None and self._open is not None:
             self._open.fit(self.launches, sizes)
             for name, nbytes in self._open.scratch(sizes):
@@ -127,20 +127,20 @@ class BoundLaunches(Bound):
 
     def __init__(self, executable: Enqueued, queue: CQueue, memory: Sequence[Any], fitted: Collection[int]) -> None:
         self._device, self._queue, self._memory = executable.device, queue, memory
-        #: memory of the device for arrays of the host, by the tensor's number
+        #: device copies of host arrays, by the tensor's number
         self._copies: dict[int, Any] = {}
         self._kernels = [BoundKernel(part, queue, self._device, self) for part in executable.parts]
-        #: kernels with other launches than before, until these know their tensors
+        #: kernels whose launches changed and do not hold their tensors yet
         self._posing: set[BoundKernel] = set()
-        #: where kernels say what is wrong with their inputs, and whose failure that is
+        #: where kernels report bad inputs, and the tag of the part that each report belongs to
         self._records = [
             (kernel.record, part.tag)
             for kernel, part in zip(self._kernels, executable.parts, strict=True) if kernel.record is not None
         ]  # fmt: skip
-        #: who takes each tensor, and who those that come with each inference
+        #: kernels that take each tensor, and kernels that take tensors of each inference
         self._takers: dict[int, list[BoundKernel]] = {}
         self._given: dict[int, list[BoundKernel]] = {}
-        #: where tensors are that do not come with each inference
+        #: places of tensors that do not come with each inference
         self._places: dict[int, Any] = {}
         for kernel in self._kernels:
             for number in kernel.tensors:
@@ -157,7 +157,7 @@ class BoundLaunches(Bound):
         self._flatten()
 
     def _flatten(self) -> None:
-        """Note what each inference enqueues, and where the tensors that come with it are arguments."""
+        """Collect what each inference enqueues, and which arguments take the tensors that come with it."""
         self._launches = [launch for kernel in self._kernels for launch in kernel.launches]
         self._arguments = [
             (number, [(kernel.launches[launch], at) for kernel in kernels for launch, at in kernel.tensors[number]])
@@ -165,13 +165,13 @@ class BoundLaunches(Bound):
         ]
 
     def _place(self, number: int, value: Any, lasts: bool) -> Any:
-        """Where kernels find a tensor; ``lasts``: nobody writes to it."""
+        """Return where kernels find a tensor; ``lasts``: nobody writes to it."""
         if not isinstance(value, np.ndarray) or self._device.shares_memory:
             return value
         return self._device.constant(value) if lasts else self._copy(number, value)
 
     def _copy(self, number: int, array: np.ndarray[Any, Any]) -> Any:
-        """An array of the host in the device's memory."""
+        """Return the device copy of a host array."""
         copy = self._copies.get(number)
         if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
             type = TensorType.of(array)
@@ -200,7 +200,7 @@ class BoundLaunches(Bound):
         self._fit(sizes, {number: self._place(number, memory[number], False) for number in self._fitted})
 
     def _fit(self, sizes: Sizes, places: Mapping[int, Any]) -> None:
-        """Set everything that depends on sizes, and where the fitted tensors are."""
+        """Set all arguments that depend on sizes, and the places of the fitted tensors."""
         others = [kernel for kernel in self._kernels if not kernel.is_posed(sizes)]
         self._posing.update(others)
         for kernel in others:
@@ -217,7 +217,7 @@ class BoundLaunches(Bound):
             self._posing.clear()
 
     def place(self, places: Mapping[int, Any]) -> None:
-        """Set where tensors are from now on, by number: no inference brings them."""
+        """Set places of tensors by number, for all later inferences: no inference brings these tensors."""
         known = self._places
         for number, place in places.items():
             if known.get(number) is place or (type(place) is int and known.get(number) == place):
@@ -236,7 +236,7 @@ class BoundLaunches(Bound):
 
 
 class _Numbers:
-    """The numbers among the arguments of a kernel with one launch: writing one sets it."""
+    """The numbers among the arguments of a single-launch kernel: writing one sets it."""
 
     def __init__(self, kernel: BoundKernel) -> None:
         self._kernel = kernel

@@ -1,4 +1,4 @@
-"""What of launches that are enqueued one by one depends on sizes, where their plan is for a class of shapes."""
+"""Size-dependent parts of launches that are enqueued one by one, in plans for a class of shapes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _GRID = 1
 class OpenArguments:
     """The grids, numbers, tables and scratch memory of one kernel's launches that depend on sizes.
 
-    What is set is noted behind that: Ctrl-C may come in between.
+    Each setting is recorded after it is made, because Ctrl-C may come in between.
     """
 
     def __init__(self, open: OpenCalls, grids: Sequence[tuple[int, ...]], device: CDevice) -> None:
         self._open, self._device = open, device
-        #: which of a plan's values each number is, from the first `fit` on: (launch, argument, value)
+        #: positions of the numbers among a plan's values, from the first `fit` on: (launch, argument, value)
         self._numbers: list[tuple[int, int, int]] | None = None
         self._grids: list[tuple[int, list[int], list[tuple[int, int]]]] = []
         self._tables: list[_OpenTable] = []
         self._scratch: list[tuple[str, int]] = []
         self._known = [list(_words(grid)) for grid in grids]
         self._axes = [len(grid) for grid in grids]
-        #: the numbers that are set; None: those of the sizes that the kernel was made for
+        #: the numbers now set; None: those of the sizes that the kernel was made for
         self._last: list[int | None] = []
 
     def fit(self, launches: Sequence[CLaunch], sizes: Sizes) -> None:
-        """Set what differs from what is set."""
+        """Set the arguments that changed since the last call."""
         if self._numbers is None:
             self._find(sizes)
         assert self._numbers is not None
@@ -53,7 +53,7 @@ class OpenArguments:
             table.fit(launches[table.launch], values, self._device)
 
     def scratch(self, sizes: Sizes) -> Iterator[tuple[str, int]]:
-        """Scratch memory by name, with its bytes."""
+        """Yield scratch memory by name, with its bytes."""
         for name, place in self._scratch:
             yield name, sizes.values[place]
 
@@ -78,7 +78,7 @@ class _OpenTable:
         self.launch, self._at, self._table = launch, at, table
         self._places = [sizes.place(size) for size in table.sizes]
         self._sizes: tuple[int, ...] | None = None
-        #: the launch may hold no more than its address
+        #: keeps the array alive: the launch may hold only its address
         self._array = table.array
 
     def fit(self, launch: CLaunch, values: Sequence[int], device: CDevice) -> None:

@@ -1,7 +1,8 @@
-"""Which OpenCL runtimes the loader sees: what the system has, what other wheels bring, and Intel's from its wheel.
+"""Which OpenCL runtimes the loader sees: the system's, those of other wheels, and Intel's from its wheel.
 
-Intel's wheel is not found by itself: the file that should name its library names a path that does not exist, and the
-library needs others beside it. So those are loaded first, and the loader is given a folder of files with right paths.
+The loader does not find Intel's wheel by itself: the file that should name its library names a missing path. The
+library also needs other libraries beside it. So this module loads those first and gives the loader a folder of files
+with correct paths.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from pathlib import Path
 from tunewright.settings import exported
 
 SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
-#: what libintelocl.so needs, in order
+#: libraries that libintelocl.so needs, in load order
 INTEL_LIBRARIES = ("libtbb.so.12", "libirng.so", "libintlc.so.5", "libsvml.so", "libimf.so")
 
 
 @contextmanager
 def runtimes() -> Iterator[None]:
-    """While the loader looks for platforms (once per process): every runtime that can be used is in its sight."""
+    """Show the loader every usable runtime while it looks for platforms (once per process)."""
     library = _intel_library()
     if library is None:
         yield
@@ -45,7 +46,7 @@ def _system() -> list[Path]:
 
 
 def _shipped() -> list[Path]:
-    """Runtimes inside pyopencl's own wheel folder: the loader forgets them when it is given another folder."""
+    """Return the runtimes inside pyopencl's wheel folder: the loader forgets them when given another folder."""
     import pyopencl
 
     home = Path(pyopencl.__file__).parent / ".libs"
@@ -54,8 +55,9 @@ def _shipped() -> list[Path]:
 
 
 def _intel_library() -> Path | None:
-    """libintelocl.so of the wheel ``intel-opencl-rt``, with what it needs loaded; None when it is not to be had."""
-    import importlib.metadata  # takes long to import, and few ask
+    """Return libintelocl.so of the wheel ``intel-opencl-rt``, with its dependencies loaded; None when it is
+    unavailable."""
+    import importlib.metadata  # slow to import, and rarely needed
 
     try:
         files = importlib.metadata.files("intel-opencl-rt") or []
@@ -68,6 +70,6 @@ def _intel_library() -> Path | None:
         for name in INTEL_LIBRARIES:
             ctypes.CDLL(str(found[0].parent / name), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(found[0]))
-    except OSError:  # a package that it needs (intel-cmplr-lib-rt) is missing: the runtime cannot be used
+    except OSError:  # a required package (intel-cmplr-lib-rt) is missing: the runtime cannot be used
         return None
     return found[0]

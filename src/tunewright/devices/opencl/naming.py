@@ -1,4 +1,4 @@
-"""OpenCL devices as we see them: their names, and what they know of queues and memory."""
+"""OpenCL devices as the package sees them: their names, and their support for queues and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from .. import pci
 from ..base import Hints
 
-#: hint -> the extension that has it, and its property of a queue
+#: hint -> the extension that supports it, and its queue property
 _QUEUE_HINTS = {
     "priority": ("cl_khr_priority_hints", 0x1096),
     "throttle": ("cl_khr_throttle_hints", 0x1097),
@@ -18,7 +18,7 @@ _LEVELS = {"HIGH": 1, "MEDIUM": 2, "LOW": 4}
 
 
 def queue_properties(device: Any, hints: Hints) -> list[int]:
-    """What a queue is made with so that it follows hints, as far as the device knows them."""
+    """Return the queue properties for hints, as far as the device supports them."""
     known, found = device.extensions.split(), list[int]()
     for name, (extension, number) in _QUEUE_HINTS.items():
         if extension in known:
@@ -29,11 +29,11 @@ def queue_properties(device: Any, hints: Hints) -> list[int]:
 def names(
     devices: Iterable[Any], taken: Sequence[str | None] = (), why_not: Callable[[Any], str] = lambda device: ""
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Devices by our names, and why others cannot be used.
+    """Return devices by the package's names, and why others cannot be used.
 
-    A processor is called CPU and the runtime, the newest of several versions. GPUs are GPU.0, GPU.1, ..., integrated
-    ones first. ``taken``: where the GPUs are that CUDA offers, in order. They have the first numbers; what is the same
-    GPU is called GPU.N.OPENCL. ``why_not`` says what is wrong with a device; empty: nothing.
+    A processor is named CPU and its runtime, the newest of several versions. GPUs are GPU.0, GPU.1, ..., integrated
+    ones first. ``taken``: where the GPUs that CUDA offers are, in order. They get the first numbers; the same GPU
+    through OpenCL is called GPU.N.OPENCL. ``why_not`` returns what is wrong with a device, empty for nothing.
     """
     devices = list(devices)
     found: dict[str, Any] = {}
@@ -67,7 +67,7 @@ _WITHOUT_SVM = "its OpenCL runtime has no shared virtual memory, which kernels n
 
 
 def runtime_of(device: Any) -> str:
-    """Short name of the runtime that offers a device."""
+    """Return the short name of the runtime that offers a device."""
     name = device.platform.name.upper()
     return next((short for text, short in (("PORTABLE", "POCL"), ("POCL", "POCL"), ("INTEL", "INTEL")) if text in name),
                 name.split()[0])  # fmt: skip
@@ -90,22 +90,22 @@ def is_gpu(device: Any) -> bool:
 
 
 def svm_kinds(device: Any) -> int:
-    """What kinds of shared virtual memory a device has: bits of cl.device_svm_capabilities."""
+    """Return the kinds of shared virtual memory that a device supports: bits of cl.device_svm_capabilities."""
     import pyopencl as cl
 
     try:
         return int(device.svm_capabilities)
-    except cl.Error:  # it was made before there was any
+    except cl.Error:  # the runtime is older than this query
         return 0
 
 
 def shares_memory(device: Any) -> bool:
-    """Kernels may work on memory of the host that OpenCL knows nothing of."""
+    """Whether kernels may work on host memory that OpenCL does not know of."""
     import pyopencl as cl
 
     return is_cpu(device) or bool(svm_kinds(device) & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
 
 
 def gpu_cache(device: Any) -> int:
-    """Bytes of the last level; some drivers tell the first one's size instead, so it is taken to be large."""
+    """Return the bytes of the last-level cache. Some drivers report the first level instead, so it is assumed large."""
     return max(int(device.global_mem_cache_size), 64 << 20)

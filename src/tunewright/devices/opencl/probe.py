@@ -1,7 +1,7 @@
-"""What OpenCL offers here: every device of every runtime, and whether it compiles a kernel and runs it right.
+"""Finds the OpenCL devices: every device of every runtime, and whether it compiles a kernel and runs it correctly.
 
-A driver may refuse every kernel, compute nonsense or crash. So a process of its own tries each device before it is
-offered (``python -m tunewright.devices.opencl.probe``), and the kernel cache remembers what became of that.
+A driver may refuse every kernel, compute wrong results or crash. So a separate process tries each device before it is
+offered (``python -m tunewright.devices.opencl.probe``). The kernel cache remembers the outcome.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from .svm import Memory
 #: compiled and run with numbers whose results are known
 TEXT = "kernel void probe(global int* x, int y) { x[get_global_id(0)] = 3 * x[get_global_id(0)] + y; }"
 COUNT = 64
-#: seconds that a device has to run it in, and after which what failed is tried again
+#: seconds that a device has to run the kernel, and seconds until a failed device is tried again
 PATIENCE, AGAIN = 60, 3600
-#: what is left when nothing else tells why it failed
+#: how much is kept of the output when nothing else explains a failure
 _WORDS = 300
 
 
 @cache
 def devices() -> list[Any] | str:
-    """All OpenCL devices, or why there are none."""
-    # It would keep pickles in the user's cache folder: code to their reader, and slower than making them again.
+    """Return all OpenCL devices, or why there are none."""
+    # It would keep pickles in the user's cache folder: they run as code when read, and are slower than making them
+    # again.
     export("PYOPENCL_NO_CACHE", "1")
     try:
         import pyopencl as cl
@@ -58,7 +59,7 @@ def devices() -> list[Any] | str:
 
 
 def why_not(raw: Any) -> str:
-    """What is wrong with one of `devices`, and what to do; empty: it runs kernels right."""
+    """Return what is wrong with one of `devices`, and what to do; empty if it runs kernels correctly."""
     known, key = KernelCache.of(Settings.from_environment()), _key(raw)
     said = _remembered(known, key)
     if said is None:
@@ -77,7 +78,7 @@ def _key(raw: Any) -> dict[str, str]:
 
 
 def _remembered(known: KernelCache | None, key: dict[str, str]) -> str | None:
-    """The result of the last time; None: unknown, or it failed long ago."""
+    """Return the last result; None if it is unknown, or failed long ago."""
     files = None if known is None else known.peek(key)
     if files is None:
         return None
@@ -89,7 +90,7 @@ def _remembered(known: KernelCache | None, key: dict[str, str]) -> str | None:
 
 
 def _try(raw: Any) -> str:
-    """What goes wrong when a process of its own uses a device; empty: nothing."""
+    """Return what goes wrong when a separate process uses a device; empty for nothing."""
     found = devices()
     number = next(k for k, each in enumerate(found) if each == raw)
     command = [sys.executable or "python3", "-P", "-m", __name__, str(number), raw.name]
@@ -110,11 +111,11 @@ def _try(raw: Any) -> str:
     return words.splitlines()[-1][-_WORDS:] if words else f"a process that used it ended with {done.returncode}"
 
 
-# In that process
+# In the separate process
 
 
 def run(raw: Any) -> str:
-    """Compile the kernel for a device and run it here: what is wrong, or empty."""
+    """Compile the kernel for a device and run it in this process. Returns what is wrong, or empty."""
     import pyopencl as cl
 
     want = 3 * np.arange(COUNT, dtype=np.int32) + 5
@@ -140,7 +141,7 @@ def run(raw: Any) -> str:
 
 
 def _in_a_line(said: str) -> str:
-    """The line of a compiler's words that names an error, else the first."""
+    """Return the line of a compiler's output that names an error, else the first line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it failed"]
     found = next((line for line in lines[1:] if "error" in line.lower()), lines[0])
     return found.removeprefix("error: ")[:_WORDS]
@@ -150,7 +151,7 @@ def main(arguments: list[str]) -> int:
     """Arguments: the device's number among `devices`, and its name."""
     number, name = arguments
     answer = os.dup(1)
-    os.dup2(2, 1)  # what a driver prints goes where errors go
+    os.dup2(2, 1)  # sends a driver's output to stderr
     found = devices()
     if isinstance(found, str) or not int(number) < len(found) or found[int(number)].name != name:
         said = "another process finds no such device"

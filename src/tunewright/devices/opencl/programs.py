@@ -1,4 +1,4 @@
-"""Programs of one OpenCL device: each text is compiled once, kept in memory, and stored in the kernel cache."""
+"""Programs of one OpenCL device: each source is compiled once, kept in memory, and stored in the kernel cache."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from .. import build_options, kernel_cache
 from ..host import cpu_flags, cpu_name
 from ..kernel_cache import KernelCache
 
-#: Results are compared with references of their own arithmetic, so nothing that changes values but denormals as zero
-#: (they cost 30 to 50 times). Kernels ask for reassociation where they sum.
+#: Results are compared with references of their own arithmetic, so options must not change values. The one exception
+#: flushes denormals to zero: they cost 30 to 50 times. Kernels ask for reassociation where they sum.
 OPTIONS = "-cl-denorms-are-zero -w"
-#: programs in memory; those that a kernel uses live on without it
+#: programs in memory; programs in use by a kernel live on without it
 MOST = 512
-#: the file of an entry of the cache
+#: the file name in a cache entry
 BINARY = "program"
-#: libraries of runtimes, by a word of the platform's name: an update that keeps its version is told by the file
+#: runtime libraries by a word of the platform's name: the file reveals an update that keeps its version
 _LIBRARIES = {"portable": "libpocl", "pocl": "libpocl", "intel": "libintelocl", "nvidia": "libnvidia-opencl"}
-#: filters of warnings are the process's, not a thread's: who leaves first would put back those of who is still inside
+#: warning filters belong to the process, not a thread: the first thread to leave would undo the filters of another
 _WARNINGS = threading.RLock()
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Ignore warnings inside, one thread at a time: pyopencl warns of all that compilers say, also of nothing."""
+    """Ignore warnings inside the block, one thread at a time: pyopencl warns of all compiler output, even harmless
+    output."""
     with _WARNINGS, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -45,17 +46,18 @@ def quietly() -> Iterator[None]:
 @dataclass
 class _Kept:
     program: Any
-    #: in which caches it is
+    #: the caches that hold it
     caches: list[KernelCache] = field(default_factory=list)
 
 
 class OpenCLPrograms:
-    """What `build` returns stays valid as long as someone holds it. Safe to use from several threads."""
+    """Compiles and caches programs. The result of `build` stays valid while someone holds it. Safe to use from several
+    threads."""
 
     def __init__(self, name: str, context: Any, raw: Any, options: str) -> None:
         self._name, self._context, self._raw, self._options = name, context, raw, options.split()
         self._identity = identity(raw, options)
-        #: what listings of the kernel cache say
+        #: the name in listings of the kernel cache
         self.label = f"{raw.platform.name}: {raw.name}"
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
@@ -64,7 +66,7 @@ class OpenCLPrograms:
         return len(self._kept)
 
     def build(self, source: str) -> Any:
-        """The compiled program of a source."""
+        """Return the compiled program of a source."""
         build_options.write_source(source, ".cl")
         with self._lock:
             kept = self._kept.get(source)
@@ -93,7 +95,7 @@ class OpenCLPrograms:
             return None
         try:
             program = self._built(cl.Program(self._context, [self._raw], [files[BINARY]]))
-        except (cl.Error, KeyError, ValueError):  # the runtime does not take it, whatever the key says
+        except (cl.Error, KeyError, ValueError):  # the runtime rejects it, whatever the key says
             wanted.reject(key)
             return None
         return _Kept(program, [wanted])
@@ -115,13 +117,13 @@ class OpenCLPrograms:
 
         try:
             (binary,) = program.get_info(cl.program_info.BINARIES)
-        except cl.Error:  # it gives none
+        except cl.Error:  # the runtime gives no binary
             return
         wanted.put(self._key(source), {BINARY: binary}, self.label)
 
 
 def identity(raw: Any, options: str) -> dict[str, str]:
-    """Everything that a compiled program depends on beside its source."""
+    """Return everything that a compiled program depends on besides its source."""
     return {
         "container": kernel_cache.MAGIC.decode().strip(),
         "device": raw.name,
@@ -143,7 +145,7 @@ def _library_of(raw: Any) -> str:
 
 @cache
 def _loaded(library: str) -> str:
-    """The files of a library that this process has loaded: name, size and time of change of each."""
+    """Return the files of a library that this process has loaded: name, size and change time of each."""
     if not library:
         return ""
     found = set()

@@ -1,7 +1,7 @@
 """Memory of OpenCL devices that do not share the host's: coarse-grained SVM, filled and read by copies.
 
-A kernel takes its pointers as it takes those of host memory, also into the middle of an allocation. The host never
-touches it: it holds `DeviceArray`s, which are no arrays of numpy, so that a mistake is an error and not a crash.
+Kernels take its pointers like those of host memory, even into the middle of an allocation. The host never touches it.
+It holds `DeviceArray`s, which are not numpy arrays, so that a mistake raises an error instead of crashing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DeviceArray:
     __slots__ = ("dtype", "memory", "shape")
 
     def __init__(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        #: its bytes (or, when it has none, some others): for their address, and to keep the allocation
+        #: its bytes, or others if it has none: gives the address and keeps the allocation
         self.memory = memory
         self.shape, self.dtype = shape, dtype
 
@@ -34,13 +34,13 @@ class DeviceArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, offset: int, type: TensorType) -> DeviceArray:
-        """A tensor inside it."""
+        """Return a tensor inside this memory."""
         memory = self.memory[offset : offset + type.nbytes] if type.nbytes else self.memory
         return DeviceArray(memory, type.physical, type.dtype.numpy)
 
 
 class Memory:
-    """A context's memory, and what was copied there for good."""
+    """A context's memory, and the constants copied there for good."""
 
     def __init__(self, context: Any, device: Any) -> None:
         import pyopencl as cl
@@ -49,7 +49,7 @@ class Memory:
         self._constants = ConstantCopies(self._copy)
 
     def alloc(self, nbytes: int) -> DeviceArray:
-        """Bytes with any content."""
+        """Allocate uninitialised bytes."""
         try:
             memory = self._cl.csvm_empty(self._context, (max(nbytes, 64),), np.uint8, alignment=64)
         except self._cl.Error as error:
@@ -58,11 +58,11 @@ class Memory:
 
     @property
     def constants(self) -> int:
-        """Bytes that were copied there for good."""
+        """Return the number of bytes of constants."""
         return self._constants.nbytes
 
     def constant(self, array: Array) -> DeviceArray:
-        """The copy of an array that nobody writes to; it is made once and lives as long as the array."""
+        """Return the device copy of an array that nobody writes to. It is made once and lives as long as the array."""
         return self._constants.of(array)
 
     def _copy(self, array: Array) -> DeviceArray:
@@ -72,7 +72,7 @@ class Memory:
         return copy
 
     def write(self, queue: Any, array: Array, to: DeviceArray) -> Array:
-        """Enqueue a copy to the device; the array that is returned must live until it is over."""
+        """Enqueue a copy to the device. The caller must keep the returned array alive until the copy is over."""
         if (array.shape, array.dtype) != (to.shape, to.dtype):
             raise ValueError(f"{array.dtype}{list(array.shape)} is no {to.dtype}{list(to.shape)}")
         array = np.ascontiguousarray(array)
@@ -89,7 +89,7 @@ class Memory:
 
 
 def writable(array: Array) -> Array:
-    """The same bytes as an array that may be written to: pyopencl asks for one, also where they are only read."""
+    """Return the same bytes as a writable array: pyopencl asks for one even where it only reads."""
     if array.flags.writeable:
         return array
     there: Any = (ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data)

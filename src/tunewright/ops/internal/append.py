@@ -1,13 +1,12 @@
-"""Rows behind those that a buffer holds already: an operation of the IR alone.
+"""Append: adds rows behind those that a buffer already holds. An operation of the IR alone.
 
 It stands for ``Concat(past, new)`` where the past grows from inference to inference. Its result has room for more rows
-than there are, so that the next inference can add its own in place (`runtime/plans/growing_buffers.py`); who reads it
-takes the rows that are there. Attributes: ``axis``, ``rows`` (of past and new together) and ``capacity`` (rows of the
-result).
+than it holds, so the next inference can add its own in place (`runtime/plans/growing_buffers.py`). Readers take the
+rows that are in use. Attributes: ``axis``, ``rows`` (of past and new together) and ``capacity`` (rows of the result).
 
-With a third input sequences of a batch end in different places: it says how many rows each has with its new ones. Rows
-behind the end of a sequence are those of the past, and zero where that has none. Where ``rows`` are those of the past,
-new ones are written over them.
+A third input allows the sequences of a batch to end in different places: it says how many rows each has with its new
+ones. Rows behind the end of a sequence are those of the past, and zero where the past has none. If ``rows`` counts only
+the past, new rows are written over past ones.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..samples.base import Rng, normal
 from ..shapes import given, optional, same_dim, tensor
 
 APPEND = "tunewright::Append"
-#: attribute: the operation of the model that errors name
+#: attribute: the model's operation that errors name
 STANDS_FOR = "stands_for"
 
 

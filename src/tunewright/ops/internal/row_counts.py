@@ -1,7 +1,7 @@
-"""Operations that make as many rows as the data says, with the number of rows as one more result: of the IR alone.
+"""Operations whose number of rows depends on the data and is one more result. They exist in the IR alone.
 
-``tunewright::NonZero`` is ``NonZero`` whose last output is that number, and so on. Plans have them in place of ONNX's
-where a launch reads the number to go on (`runtime/control/row_counts.py`).
+For example, ``tunewright::NonZero`` is ``NonZero`` with that number as last output. Plans use them in place of ONNX's
+operations where a launch reads the number to go on (`runtime/control/row_counts.py`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from tunewright.ir.types import DType, TensorType, Type
 from ..base import Attrs, Operands, OpSpec, Sample
 from ..onnx.tensors import detection, indexing
 
-#: the node that operations with row counts become in a plan, together with all that follows
+#: the node that holds operations with row counts and all that follows them in a plan
 GATHERED = "tunewright::Counted"
-#: ONNX's operations, and the same with a count
+#: ONNX's operations, and their counted twins
 COUNTED: Mapping[str, str] = {op: f"tunewright::{op}" for op in ("NonZero", "Compress", "NonMaxSuppression", "Unique")}
-#: the other way round
+#: the reverse mapping
 PLAIN_OP: Mapping[str, str] = {counted: op for op, counted in COUNTED.items()}
 
 
 def rows_axis(op: str, attrs: Attrs) -> int:
-    """The axis of the first result that is as long as the count (of ONNX's operation or its counted twin)."""
+    """Return the axis of the first result that the count gives the length of (for ONNX's operation or its counted
+    twin)."""
     name = PLAIN_OP.get(op, op)
     if name == "NonZero":
         return 1

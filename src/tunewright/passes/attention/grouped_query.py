@@ -1,8 +1,8 @@
-"""GroupQueryAttention as ONNX's operators: rotations, a cache that grows or is filled, and attention over it.
+"""GroupQueryAttention as ONNX's operators: rotations, a growing or filled cache, and attention over it.
 
 It runs over a prompt (as many new rows as there are in all), or behind a past. Its sequences may end in different
-places: ``seqlens_k`` says where. Two kinds of caches are known. One grows by the new rows; the other has room for all
-rows from the beginning, and new ones are written where the sequence ends.
+places: ``seqlens_k`` gives them. Two kinds of caches exist. One grows by the new rows. The other has room for all rows
+from the beginning, and new rows are written where the sequence ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .. import value_facts
 from ..builder import NodeBuilder
 from .grow_states import can_grow, grown
 
-#: what changes more than this module knows
+#: inputs that change more than this module supports
 _UNKNOWN = {
     11: "it has a sink", 12: "its cache is quantised", 13: "its cache is quantised", 14: "it normalises queries",
     15: "it normalises keys",
@@ -32,7 +32,7 @@ _UNKNOWN = {
 
 
 def rewrite(b: NodeBuilder) -> str | None:
-    """None when it was replaced, else the reason why not."""
+    """Replace a node. Returns None when it was replaced, else the reason why not."""
     reason = _why_not(b)
     if reason is not None:
         return reason
@@ -62,14 +62,14 @@ def rewrite(b: NodeBuilder) -> str | None:
     y = _attend(b, (q, *(cache.read for cache in caches)), lengths, queries, is_prompt)
     b.replace(b.flat(y), *(cache.present for cache in caches))
     for cache in caches:
-        if cache.grown is not None:  # the result has room to spare, who reads it wants the rows in use
+        if cache.grown is not None:  # the result has spare room, and its readers want the rows in use
             graph.outputs = [cache.grown if value is cache.present else value for value in graph.outputs]
     return None
 
 
 @dataclass(frozen=True)
 class _Cache:
-    """What attention reads, what stands for the node's output, and what is the model's result in its place."""
+    """What attention reads, what replaces the node's output, and what replaces it as the model's result."""
 
     read: Value
     present: Value
@@ -95,14 +95,14 @@ def _why_not(b: NodeBuilder) -> str | None:
 
 
 def _sizes(b: NodeBuilder) -> tuple[Any, Any, Any]:
-    """Rows of the past cache, new rows, and rows in all."""
+    """Return the rows of the past cache, the new rows, and all rows."""
     q, past, total = value_facts.static(b.node.inputs[0]), value_facts.static(b.node.input(3)), b.node.inputs[6]
     assert q is not None and total is not None and total.const is not None
     return (0 if past is None else past.dims[2]), q.dims[1], whole(total.const.reshape(-1)[0])
 
 
 def _heads(b: NodeBuilder) -> tuple[Value, Value, Value]:
-    """Queries, keys and values as [batch, heads, rows, elements]."""
+    """Return queries, keys and values as [batch, heads, rows, elements]."""
     q, k, v = b.node.inputs[:3]
     count, groups = int(b.node.attrs["num_heads"]), int(b.node.attrs["kv_num_heads"])
     assert q is not None
@@ -116,7 +116,7 @@ def _heads(b: NodeBuilder) -> tuple[Value, Value, Value]:
 
 
 def _places(b: NodeBuilder, ends: Value, queries: Any, is_prompt: bool) -> Value:
-    """Positions of the new rows: one number is the first one's, a matrix says them all."""
+    """Return positions of the new rows: one number is the first row's, a matrix gives them all."""
     given = b.node.input(9)
     if is_prompt:
         return b.ints(0) if given is None else b.add("Gather", b.add("Reshape", given, b.ints(-1)), b.ints(0), axis=0)
@@ -127,7 +127,7 @@ def _places(b: NodeBuilder, ends: Value, queries: Any, is_prompt: bool) -> Value
 
 
 def _filled(b: NodeBuilder, at: int, new: Value, lengths: Value, is_growing: bool) -> _Cache:
-    """The cache with new rows where its sequences end."""
+    """Return the cache with new rows where its sequences end."""
     node, past = b.node, b.node.inputs[at]
     assert past is not None
     type, more, total = value_facts.static(past), value_facts.static(new), _sizes(b)[2]

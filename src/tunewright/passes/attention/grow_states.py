@@ -1,8 +1,8 @@
 """Caches that grow: ``Concat(past, new)`` of an input into a result becomes an append in place.
 
-Where a model takes keys and values of the past as inputs and gives longer ones back, copying all of them for each token
-costs more than the token. The result gets room to spare (`ops/internal/append.py`); attention reads rows where they
-lie. Only in plans for classes of shapes: the room is one of their sizes.
+Some models take past keys and values as inputs and return longer ones. Copying all of them for each token costs more
+than the token. This pass gives the result spare room (`ops/internal/append.py`); attention reads rows where they lie.
+It runs only in plans for classes of shapes: the room is one of their sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
     axis = value_facts.axis(node, 0, past)
     if past is None or new is None or axis is None or not can_grow(graph, past, new, axis, node.output):
         return False
-    if not node.output.uses:  # nobody saves anything
+    if not node.output.uses:  # nothing reads the result in the graph, so nothing is saved
         return False
     present, rows = grown(graph, node, past, new, axis)
     graph.replace(node.output, rows)
@@ -48,7 +48,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
 
 
 def can_grow(graph: Graph, past: Value, new: Value, axis: int, present: Value) -> bool:
-    """A few rows behind those of an input, for a result with an open number of rows: there may be room to spare."""
+    """Whether a few rows follow those of an input, in a result with an open number of rows: there may be spare room."""
     types = value_facts.static(past), value_facts.static(new)
     if types[0] is None or types[1] is None or past not in graph.inputs or len(past.uses) != 1:
         return False
@@ -63,9 +63,9 @@ def can_grow(graph: Graph, past: Value, new: Value, axis: int, present: Value) -
 def grown(
     graph: Graph, node: Node, past: Value, new: Value, axis: int, ends: Value | None = None
 ) -> tuple[Value, Value]:
-    """An append with room to spare in place of a node: what it makes, and the rows of it that are in use.
+    """Insert an append with spare room in place of a node. Returns its result, and the rows of it that are in use.
 
-    ``ends``: how many rows the sequences of a batch have.
+    ``ends``: how many rows each sequence of a batch has.
     """
     types = value_facts.static(past), value_facts.static(new)
     assert types[0] is not None and types[1] is not None

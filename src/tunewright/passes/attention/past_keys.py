@@ -1,8 +1,9 @@
-"""Attentions that take keys and values of the past: their caches become values of their own.
+"""Attention with past keys and values: their caches become values of their own.
 
-An operator that joins past and new keys inside copies all of them for every token, and most of them no device has a
-kernel for. Written as an attention over a cache that a Concat grows, the cache grows in place (`grow_states`), and
-attention reads it where it lies (`strided`). Runs when shapes are known, which tells how many queries there are.
+An operator that joins past and new keys inside copies all of them for every token. Most such operators have no kernel
+on any device. This pass writes them as an attention over a cache that a Concat grows. Then the cache grows in place
+(`grow_states`), and attention reads it where it lies (`strided`). The pass runs when shapes are known, which gives the
+number of queries.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..pattern import remove_dead
 from . import grouped_query
 
 GROUPED = MS + "GroupQueryAttention"
-#: attributes that say nothing of one query, or of heads that are apart
+#: attributes that do not matter for a single query, or for heads that are apart
 _OF_SEVERAL = frozenset({"is_causal", "right_window_size", "q_num_heads", "kv_num_heads"})
 
 
@@ -35,7 +36,7 @@ class PastKeys:
     name = "past-keys"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.layouts is None:  # the host does what the model says
+        if context.layouts is None:  # the host runs the model's own operator
             return False
         changed = False
         for node in graph.nodes:
@@ -65,7 +66,7 @@ def _try(graph: Graph, node: Node, context: Context, rewrite: Callable[[NodeBuil
 
 
 def multi_head(b: NodeBuilder) -> str | None:
-    """MultiHeadAttention with a bias, a padding mask, a past or a mask of the future, as ONNX's Attention."""
+    """Rewrite MultiHeadAttention with a bias, a padding mask, a past or a causal mask as ONNX's Attention."""
     reason = _why_not_multi_head(b)
     if reason is not None:
         return reason
@@ -120,7 +121,7 @@ def _width(value: Value | None) -> int:
 
 
 def _masked(b: NodeBuilder) -> Value | None:
-    """What is added to the scores: the model's bias, and a low number where there is padding."""
+    """Return the value added to the scores: the model's bias, and a low number where there is padding."""
     padding, extra = b.node.input(4), b.node.input(5)
     if padding is None:
         return extra
@@ -134,7 +135,7 @@ def _masked(b: NodeBuilder) -> Value | None:
 
 
 def cache(b: NodeBuilder) -> str | None:
-    """TensorScatter of an input into a result: a cache with room, which a request may let go
+    """Rewrite TensorScatter of an input into a result: a cache with room, which a request may drop
     (`runtime/plans/growing_buffers.py`)."""
     graph, node = b.graph, b.node
     past, new, starts = node.inputs[0], node.inputs[1], node.input(2)
@@ -155,7 +156,7 @@ def cache(b: NodeBuilder) -> str | None:
 
 
 def in_cache(b: NodeBuilder) -> str | None:
-    """One query over a past of any length: Concat grows keys and values, and attention reads what it makes."""
+    """Rewrite one query over a past of any length: Concat grows keys and values, and attention reads the result."""
     graph, node = b.graph, b.node
     mask, past_k, past_v = (node.input(i) for i in range(3, 6))
     types = [value_facts.static(x) for x in (*node.inputs[:3], past_k, past_v)]
@@ -169,7 +170,7 @@ def in_cache(b: NodeBuilder) -> str | None:
     if int(node.attrs.get("left_window_size", -1)) >= 0 or any(graph.is_read(x) for x in node.outputs[3:]):
         return "queries see a window of the keys, or scores are shown"
     count, groups = (int(node.attrs.get(name, 0)) for name in ("q_num_heads", "kv_num_heads"))
-    # one query comes behind all keys: it sees them all
+    # the single query comes after all keys, so it sees them all
     attrs = {key: value for key, value in node.attrs.items() if key not in _OF_SEVERAL}
     if value_facts.rank(node.inputs[0]) == 3:
         attrs |= {"scale": attrs.get("scale") or 1 / np.sqrt(q.dims[2] // count)}

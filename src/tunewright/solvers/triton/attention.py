@@ -1,9 +1,9 @@
-"""Attention in one kernel: a program takes a block of queries through all keys, with a softmax that runs along.
+"""Attention in one kernel: a program takes a block of queries through all keys, with a running softmax.
 
-Rows are queries of one head of keys and values; heads that share one lie behind each other, so that a single query
-fills a tile too. With ``split`` above one several programs share the keys of a block: each leaves its highest score,
-the sum of its weights and its part of the result in scratch memory, and the one that comes last puts them together in
-order. So each run has the same result. What a mask or a window forbids counts as minus infinity whatever its score is.
+Rows are queries of one head of keys and values. Heads that share one lie behind each other, so that a single query
+fills a tile too. With ``split`` above one, several programs share the keys of a block. Each leaves its highest score,
+the sum of its weights and its part of the result in scratch memory. The last program to finish combines them in order,
+so each run has the same result. A key that a mask or a window forbids counts as minus infinity, whatever its score.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .source.expr import number
 from .source.text import HEAD, NAMES, chain, load, why_not_chain
 
 _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
-#: a query or a value of this size still leaves room for its tile
+#: largest size of a query or value that still leaves room for its tile
 WIDEST = 256
-#: places are counted in 32 bits
+#: positions are counted in 32 bits
 MOST_ELEMENTS = 1 << 31
 LOG2E = math.log2(math.e)
-#: what a tile's operands may take of a multiprocessor's shared memory
+#: the part of a multiprocessor's shared memory that a tile's operands may take
 SHARED_BYTES = 200 << 10
-#: what a thread may hold of sums and scores: it has 255 registers for everything
+#: registers that a thread may use for sums and scores, of 255 for everything
 MOST_REGISTERS = 128
 
 
@@ -100,7 +100,7 @@ class TritonAttention(CudaSolver):
         return Space(params | precision.params(_dtype(problem)), useful, version="2")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """Blocks of as many queries as leave something for every multiprocessor; else long keys are shared out."""
+        """Choose blocks of as many queries as leave work for every multiprocessor; else split long keys."""
         f, units, wide = form(problem), max(target.units, 1), _item(problem) > 2
         most = 32 if wide else 64 if _span(f.width) > 128 else 128
         fits = [bm for bm in (16, 32, 64, 128) if bm <= most and (bm == 16 or bm < 2 * _rows(f))]
@@ -145,7 +145,7 @@ def _item(problem: Problem) -> int:
 
 
 def _rows(f: AttentionForm) -> int:
-    """Queries that meet the same keys: those of every head that shares them."""
+    """Return the number of queries that meet the same keys: those of every head that shares them."""
     return f.heads // max(f.groups, 1) * f.queries
 
 
@@ -154,12 +154,12 @@ def _tiles(f: AttentionForm, bm: int) -> int:
 
 
 def _span(size: int) -> int:
-    """Elements of a head as a tile holds them: a power of two, and no fewer than tensor cores take."""
+    """Return the elements of a head as a tile holds them: a power of two, at least the minimum of tensor cores."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _registers(f: AttentionForm, bm: int, bn: int, warps: int) -> float:
-    """Sums and scores that a thread holds."""
+    """Return the sums and scores that a thread holds."""
     return bm * (_span(f.width) + bn) / (32 * warps)
 
 
@@ -168,14 +168,14 @@ def _start(heads: Heads) -> str:
 
 
 def _used(problem: Problem, f: AttentionForm) -> list[int]:
-    """The inputs that the kernel reads, in the order of its arguments."""
+    """Return the inputs that the kernel reads, in the order of its arguments."""
     more = [f.mask.index] if f.mask is not None else []
     more += [f.valid] if f.valid is not None else []
     return [*f.sources, *more, *range(len(problem.main_inputs), len(problem.inputs))]
 
 
 def text(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> str:
-    """The kernel for a form."""
+    """Return the kernel for a form."""
     bm, bn, split = (int(config[k]) for k in ("bm", "bn", "split"))
     out = problem.outputs[0]
     assert isinstance(out, TensorType)
@@ -207,7 +207,7 @@ def text(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> str:
     if split > 1:
         emit(*_gather(bm, wide, split, _exp(problem, f)))
         indent = "        "
-    # where everything is masked the sum is zero, and so is the result; but MultiHeadAttention's, which is no number
+    # where everything is masked the sum is zero, and so is the result; MultiHeadAttention's result is NaN there
     whole = "tl.where(total == 0.0, 1.0, total)" if f.forgiving else "total"
     lines += [
         indent + line
@@ -223,7 +223,7 @@ def text(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> str:
 
 
 def _bounds(f: AttentionForm, bm: int, bn: int, split: int) -> list[str]:
-    """The loop over the blocks of keys that this program takes: those that its queries may see at all."""
+    """Return the loop over this program's blocks of keys: those that its queries may see at all."""
     lines, limit, offset = [], str(_columns(f)), "0"
     if split > 1:
         lines.append("part = tl.program_id(1)")
@@ -237,7 +237,7 @@ def _bounds(f: AttentionForm, bm: int, bn: int, split: int) -> list[str]:
         lines.append("there = tl.load(valid + batch).to(tl.int32)")
         limit, offset = f"tl.minimum(there, {limit})", f"there - {f.queries}"
     lines.append(f"place = m + ({offset})")
-    # Blocks of heads that share keys begin at any query.
+    # Blocks of heads that share keys may begin at any query.
     lowest = f"tile % {greater(1, -(-_rows(f) // bm))} * {bm}" if f.heads == f.groups else "0"
     first = "0"
     if f.right < UNBOUNDED:
@@ -258,12 +258,12 @@ def _moving(f: AttentionForm) -> bool:
 
 
 def _columns(f: AttentionForm) -> int:
-    """Keys from here on are seen by nobody."""
+    """Return the first key that nobody sees."""
     return f.total if f.mask is None else f.mask.columns
 
 
 def _step(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> list[str]:
-    """One block of keys and values."""
+    """Return the code for one block of keys and values."""
     bn, split, dtype = int(config["bn"]), int(config["split"]), _dtype(problem)
     deep, wide = _span(f.size), _span(f.width)
     how, exp = precision.option(dtype, config), _exp(problem, f)
@@ -277,7 +277,7 @@ def _step(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> list
         other = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
         row = (f.k if name == "k" else f.v).row
         loads[name] = f"tl.load({name} + {name}_at + t[:, None] * {row} + {axis}[None, :]{other})"
-    # Loads of a loop are under way a turn ahead; where there is one turn, that of the values must not wait for weights.
+    # Loads in a loop run one turn ahead. With a single turn, the load of the values must not wait for weights.
     early = not isinstance(steps, SymInt) and steps <= split and not _moving(f)
     values = [f"c = {loads['v']}"]
     lines = [
@@ -324,9 +324,9 @@ def _step(problem: Problem, f: AttentionForm, config: Mapping[str, Any]) -> list
 
 
 def _unit(problem: Problem, f: AttentionForm) -> float:
-    """What scores are multiplied with: powers of two are quicker than exponentials.
+    """Return the factor of the scores: powers of two are quicker than exponentials.
 
-    But not where something is added: -65504 in a mask would be rounded once more, and scores that it is added to.
+    Not where something is added: that would round -65504 in a mask once more, and scores that it is added to.
     """
     type = None if f.mask is None else problem.inputs[f.mask.index]
     return LOG2E if type is None or (isinstance(type, TensorType) and type.dtype is DType.BOOL) else 1.0
@@ -337,13 +337,13 @@ def _exp(problem: Problem, f: AttentionForm) -> str:
 
 
 def _by_row(f: AttentionForm) -> bool:
-    """Whether it is a mask that differs between queries or between heads that share keys."""
+    """Whether the mask differs between queries or between heads that share keys."""
     assert f.mask is not None
     return bool(f.mask.row) or (f.heads > f.groups and bool(f.mask.head))
 
 
 def _gather(bm: int, wide: int, split: int, exp: str) -> list[str]:
-    """The parts of a block, put together by the program that comes last."""
+    """Return code with which the last program combines the parts of a block."""
     slot = bm * (wide + 2)
     return [
         f"here = parts + tile * {split * slot}", f"row = tl.arange(0, {bm})",

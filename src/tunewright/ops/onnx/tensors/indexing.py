@@ -1,4 +1,4 @@
-"""Elements by index: Gather and Scatter in their forms, TopK, OneHot, NonZero, Compress, Unique, ReverseSequence."""
+"""Operations by index: Gather and Scatter variants, TopK, OneHot, NonZero, Compress, Unique, ReverseSequence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _infer_gather(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 
 def _wrapped(indices: Array, size: int) -> Array:
-    """Non-negative indices; one outside raises."""
+    """Return non-negative indices; raises for an index out of range."""
     check_indices(indices, size)
     return np.where(indices < 0, indices + size, indices)
 
@@ -163,8 +163,8 @@ def _top_k(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 
 
 def top_k(x: Array, k: int, largest: bool = True) -> Array:
-    """Indices of the first k along the last axis in sorted order; of equals the lower index comes first."""
-    # Sorting is ascending: the complement (integers) or the negative (floats) turns the order round.
+    """Return indices of the first k along the last axis in sorted order; of equal values the lower index is first."""
+    # Sorting is ascending: the complement (integers) or the negative (floats) reverses the order.
     key = x if not largest else np.invert(x) if x.dtype.kind in "iub" else np.negative(x)
     size = key.shape[-1]
     if k == 0 or size < 1024 or 4 * k > size or key.size // size > 1024:
@@ -172,7 +172,7 @@ def top_k(x: Array, k: int, largest: bool = True) -> Array:
     rows = key.reshape(-1, size)
     result = np.empty((len(rows), k), np.int64)
     for r, row in enumerate(rows):
-        # Only what can be among the first k is sorted; NaN (which sorts last) never compares as equal or less.
+        # Only candidates for the first k are sorted; NaN (which sorts last) never compares as equal or less.
         bound = np.partition(row, k - 1)[k - 1]
         candidates = np.flatnonzero(row <= bound) if bound == bound else np.arange(size)
         result[r] = candidates[np.argsort(row[candidates], kind="stable")[:k]]

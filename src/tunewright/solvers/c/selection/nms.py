@@ -1,4 +1,4 @@
-"""NonMaxSuppression with a count: a heap gives the boxes of a class in order, each is compared with those that stay."""
+"""NonMaxSuppression with a count: a heap orders the boxes of a class, and each is compared with the kept ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..source.base import CSolver
 from ..source.emit import EmittedLaunch, In, Out, Scratch, Source
 from .nonzero import SUMMED
 
-#: boxes that one is compared with at a time
+#: boxes that one box is compared with at a time
 LANES = 16
 
-#: A candidate is one number: its score, such that a larger number is a better one, over the complement of its index.
-#: NaN is worse than all scores. Of equal scores the lower index is better.
+#: A candidate is one number: its score, encoded so that larger is better, above the complement of its index. NaN is
+#: worse than all scores. Of equal scores the lower index is better.
 _HEAP = """
 INLINE u64 candidate(f32 score, int index) {
   const u32 bits = as_u32(score + 0.0f);
@@ -38,8 +38,8 @@ INLINE void sink(GLOBAL u64* heap, int size, int here, u64 one) {
   heap[here] = one;
 }
 """
-#: The corners of a box, lower ones first, and its area. Each sum and product is a statement of its own, so that no two
-#: are rounded at once: what suppresses a box is decided as in the reference.
+#: The corners of a box, lower ones first, and its area. Each sum and product is its own statement, so that no two are
+#: rounded at once. Suppression is then decided as in the reference.
 _BOX = """
 typedef struct { f32 x1, y1, x2, y2, area; } Box;
 INLINE Box box_of(GLOBAL const f32* b) {
@@ -75,7 +75,7 @@ INLINE int overlaps(GLOBAL const f32* kept, int blocks, Box box, f32 threshold) 
   return 0;
 }
 """
-#: the rest of a block that is begun overlaps nothing
+#: the rest of a started block overlaps nothing
 _KEEP = """
 INLINE void keep(GLOBAL f32* kept, int count, Box box) {
   const int l = count % LANES;
@@ -91,7 +91,7 @@ INLINE void keep(GLOBAL f32* kept, int count, Box box) {
   kept[4 * LANES + l] = box.area;
 }
 """
-#: Blocks of low scores are passed over, but not on OpenCL: Intel's runtime crashes in that loop.
+#: Skip blocks of low scores, but not on OpenCL: Intel's runtime crashes in that loop.
 _SELECT = """
 const i64 given = LIMIT;
 const int most = given < 0 ? 0 : given < MOST ? (int)given : MOST;
@@ -151,7 +151,7 @@ _NOTHING = "total[0] = 0;"
 
 
 class NonMaxSuppression(CSolver):
-    """Work-items take whole classes of an image; then their rows are written one class behind the other."""
+    """Work-items take whole classes of an image; then their rows are written, one class behind another."""
 
     family = "nms"
     ops = frozenset({COUNTED["NonMaxSuppression"]})
@@ -203,13 +203,13 @@ class NonMaxSuppression(CSolver):
 
 
 def _is_there(problem: Problem, i: int) -> bool:
-    """An optional scalar is given."""
+    """Whether an optional scalar is given."""
     given = problem.input(i)
     return given is not None and tensor(given).size > 0
 
 
 def _most(problem: Problem) -> int:
-    """Boxes of a class that may stay, as far as that is known."""
+    """Return how many boxes of a class may stay, as far as that is known."""
     boxes, limit = tensor(problem.inputs[1]).dims[2], problem.value(2)
     return boxes if limit is None or not limit.size else lesser(boxes, greater(0, limit.reshape(-1).tolist()[0]))
 

@@ -1,4 +1,4 @@
-"""NonZero and Compress with a count: elements are counted, then each work-item writes behind those before it."""
+"""NonZero and Compress with a count: elements are counted, then each work-item writes behind the earlier ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..source.indices import PER_UNIT, Shares, table
 #: elements whose places are collected at a time: the list stays in the fastest cache
 PIECE = 2048
 
-#: Lists where elements from ``begin`` on are not zero. Nothing depends on data but the place in the list.
+#: Lists the nonzero elements from ``begin`` on. Only the place in the list depends on data.
 _LISTED = """
 INLINE int listed(GLOBAL const S* x, int begin, int end, i32* found) {
   int count = 0;
@@ -37,7 +37,7 @@ int set = 0;
 for (int i = begin; i < end; i++) set += IS_SET(x[i]);
 counts[GID(0)] = set;"""
 
-#: ``at``: elements that work-items before this one have found; ``all``: those of all
+#: ``at``: elements found by earlier work-items; ``all``: elements found by all
 SUMMED = """
 int at = 0, all = 0;
 for (int k = 0; k < PARTS; k++) {
@@ -76,7 +76,7 @@ WRITE
 
 
 class NonZero(CSolver):
-    """Work-items take ranges of elements, in the order in which they lie."""
+    """Work-items take ranges of elements in memory order."""
 
     family = "non_zero"
     ops = frozenset({COUNTED["NonZero"]})
@@ -114,7 +114,7 @@ class NonZero(CSolver):
 
 
 def _define(source: Source) -> None:
-    """What a text asks of an element."""
+    """Define the test of an element in a text."""
     element = source.load("x", "0").replace("x[0]", "(s)")
     source.fixed(S=STORAGE[source.dtype("x")])
     source.function(f"#define IS_SET(s) ({element} != 0)")
@@ -185,7 +185,7 @@ class Compress(CSolver):
 
 
 def _length(problem: Problem) -> int:
-    """Elements, or rows along the axis, that may be selected."""
+    """Return the number of elements, or rows along the axis, that may be selected."""
     data, axis = tensor(problem.inputs[0]), problem.attrs.get("axis")
     return data.size if axis is None else data.dims[axis_of(int(axis), len(data.dims))]
 

@@ -1,4 +1,4 @@
-"""TopK: each row keeps its best K in a heap, whose root is the worst of them, and sorts it at the end."""
+"""TopK: each row keeps its best K elements in a heap with the worst at its root, and sorts it at the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..source import fold
 from ..source.base import CSolver, both
 from ..source.emit import COMPUTE, STORAGE, EmittedLaunch, In, Out, Scratch, Source
 
-#: The heap lies in the outputs, so that K may be large. Of equal values the one with the lower index is better, NaN
-#: is worse than all others: no two elements are equally good, hence the result does not depend on the algorithm.
+#: The heap lies in the outputs, so that K may be large. Of equal values the lower index is better; NaN is worse than
+#: all others. No two elements are equally good, so the result does not depend on the algorithm.
 _HEAP = """
 INLINE int better(T a, i64 i, T b, i64 j) {
   const int no_a = IS_NAN(a), no_b = IS_NAN(b);

@@ -1,4 +1,4 @@
-"""Unique with a count: elements are sorted by radix, rows along an axis by merging; equal ones lie together then."""
+"""Unique with a count: elements are radix-sorted, rows along an axis are merge-sorted; then equal ones lie together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..source import fold
 from ..source.base import CSolver
 from ..source.emit import COMPUTE, STORAGE, EmittedLaunch, In, Out, Scratch, Source
 
-#: A key is a number that is larger where the element is. Zeros are equal, and so is what is no number, behind all
-#: others. Bits decide: what computes with floats may take the smallest ones for zero.
+#: A larger element has a larger key. Zeros are equal, and so are NaNs, behind all others. Bits decide: float arithmetic
+#: may take the smallest numbers for zero.
 _FLOAT_KEY = """
 INLINE KEY key_of(T v) {
   const KEY given = AS_KEY(v), bits = (KEY)(given << 1) ? given : 0;
@@ -25,7 +25,7 @@ INLINE KEY key_of(T v) {
 _INTEGER_KEY = """
 INLINE KEY key_of(T v) { return (KEY)v ^ FLIP; }
 """
-#: By one byte after the other, the lowest first; equal keys stay in the order of their indices.
+#: Sorts by one byte after another, the lowest first; equal keys stay in index order.
 _RADIX = """
 INLINE void sort_keys(GLOBAL KEY* keys, GLOBAL KEY* more_keys, GLOBAL i32* at, GLOBAL i32* more_at, int size) {
   u32 begin[256];
@@ -58,7 +58,7 @@ INLINE void sort_keys(GLOBAL KEY* keys, GLOBAL KEY* more_keys, GLOBAL i32* at, G
     }
 }
 """
-#: Rows are compared element by element. What is no number is equal to nothing there.
+#: Rows are compared element by element. NaN equals nothing there.
 _ROWS = """
 INLINE int precedes(GLOBAL const S* x, int a, int b, int outer, int size, int inner) {
   for (int o = 0; o < outer; o++)
@@ -122,7 +122,7 @@ for (int g = 0; g < groups; g++)
   for (int o = 0; o < OUTER; o++)
     for (int i = 0; i < INNER; i++)
       y[((i64)o * groups + rank[g]) * INNER + i] = x[((i64)o * SIZE + first[g]) * INNER + i];"""
-#: the other results, which a model may do without
+#: the other results, which a model may omit
 _MORE = (
     ("indices", "for (int g = 0; g < groups; g++) indices[rank[g]] = first[g];"),
     ("inverse", "for (int i = 0; i < SIZE; i++) inverse[i] = rank[of[i]];"),
@@ -131,7 +131,7 @@ _MORE = (
 
 
 class Unique(CSolver):
-    """One work-item does it all."""
+    """A single work-item does all the work."""
 
     family = "unique"
     ops = frozenset({COUNTED["Unique"]})
@@ -179,7 +179,7 @@ class Unique(CSolver):
 
 
 def _keys(source: Source, dtype: DType) -> DType:
-    """The type of an element's key, with the function that makes it."""
+    """Return the type of an element's key; adds the function that makes it."""
     compute = COMPUTE[dtype]
     key, bits = (DType.UINT64, 64) if compute.endswith("64") else (DType.UINT32, 32)
     source.fixed(KEY=STORAGE[key])

@@ -29,7 +29,7 @@ from .compile_many import build_all
 from .sizes_page import PagedKernel, Tracing, Unpaged, again, pages
 from .text import load_alone
 
-#: calls that a kernel for a class of shapes remembers, each for some sizes
+#: calls that a kernel for a class of shapes keeps, each for some sizes
 MOST_CALLS = 32
 
 #: Enqueues a kernel's work on the current stream. Its arguments are its queue (for scratch memory), inputs and outputs:
@@ -46,7 +46,7 @@ class CudaSolver(Solver):
     #: element types of inputs and outputs
     dtypes: ClassVar[frozenset[DType]] = HELD
     serves_classes = True
-    #: all that its launches know of sizes is in texts and grids; else each size needs launches of its own
+    #: all that its launches know of sizes is in texts and grids; otherwise each size needs its own launches
     paged: ClassVar[bool] = True
     #: layouts of inputs and outputs
     layouts: ClassVar[frozenset[str]] = frozenset({PLAIN.name})
@@ -66,16 +66,16 @@ class CudaSolver(Solver):
             return str(error) or repr(error)
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
-        """Further reasons to refuse a static problem, or None."""
+        """Return further reasons to refuse a static problem, or None."""
         return None
 
     @abstractmethod
     def call(self, problem: Problem, config: Config, device: CudaDevice) -> Call:
-        """The call that solves a static problem. `serves_classes`: the problem may be one of a class of shapes. Then
-        only the kernels that the call loads, and their grids, are used."""
+        """Return the call that solves a static problem. `serves_classes`: the problem may be one of a class of shapes.
+        Then only the kernels that the call loads, and their grids, are used."""
 
     def packings(self, problem: Problem, config: Config) -> Mapping[int, Packing]:
-        """How constant inputs are rearranged, once, before the kernel reads them."""
+        """Return how constant inputs are rearranged, once, before the kernel reads them."""
         return {}
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
@@ -108,7 +108,8 @@ class CudaKernel(Kernel):
             _prepare(self.device)
 
     def programs(self, arch: int) -> list[Pair]:
-        """The Triton kernels that its call launches; empty if torch needs the memory of the arguments to find out."""
+        """Return the Triton kernels that its call launches; empty if torch needs the memory of the arguments to find
+        out."""
         with recording(arch) as found:
             try:
                 self.call(_Dry(), [*map(_nowhere, self.problem.inputs)], [*map(_nowhere, self.problem.outputs)])
@@ -127,7 +128,7 @@ class CudaKernel(Kernel):
         return made
 
     def tensors(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs as torch tensors; host arrays are copied to the device."""
+        """Return the inputs as torch tensors; host arrays are copied to the device."""
         return [None if value is None else self._there(value).tensor for value in inputs]
 
     def _there(self, value: Any) -> CudaArray:
@@ -159,14 +160,14 @@ class OpenCudaKernel(CudaKernel):
         self.kernels = [one for one in tracing.kernels if one.grid is not None]
         if len(self.kernels) < len(tracing.kernels):
             raise Unpaged("it loads kernels that it does not launch")
-        #: what it has to know of sizes: `devices.executable.Sizes`
+        #: the sizes that it must know: `devices.executable.Sizes`
         self.open = OpenSizes(tuple(size for one in self.kernels for size in one.words))
         self._calls: OrderedDict[tuple[int, ...], Call] = OrderedDict()
         self._numbers = numbers(problem)
         super().__init__(solver.id, at_hand, device, self._made(at_hand), packings)
 
     def fitted(self, sizes: Sizes) -> Call:
-        """What computes it for these sizes, or smaller ones that the page tells it."""
+        """Return the call for these sizes; with a page, it also serves smaller ones that the page gives."""
         found = tuple([sizes.values[sizes.place(number)] for number in self._numbers])
         call = self._calls.get(found)
         if call is None:
@@ -181,7 +182,7 @@ class OpenCudaKernel(CudaKernel):
             return self._solver.call(problem, self._config, self.device)
 
     def launch(self, queue: CudaQueue, call: Call, found: Mapping[PagedKernel, Any], inputs: Any, outputs: Any) -> None:
-        """Enqueue what `fitted` made; ``found``: where its kernels read their sizes."""
+        """Enqueue the result of `fitted`; ``found``: where its kernels read their sizes."""
         self.prepare()
         ins = self.tensors(inputs)
         with queue.current(), pages(found):
@@ -193,13 +194,13 @@ class OpenCudaKernel(CudaKernel):
 
 @dataclass(frozen=True)
 class OpenSizes:
-    """What a kernel for a class of shapes has to know of sizes."""
+    """The sizes that a kernel for a class of shapes must know."""
 
     sizes: tuple[Whole, ...]
 
 
 def _nowhere(type: Any) -> Any:
-    """A tensor without memory."""
+    """Return a tensor without memory."""
     import torch
 
     if not isinstance(type, TensorType):

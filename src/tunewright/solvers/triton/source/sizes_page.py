@@ -1,8 +1,8 @@
-"""Kernels for a class of shapes: their sizes stand in a page of the device's memory.
+"""Kernels for a class of shapes: they read their sizes from a page in device memory.
 
-A solver's text is written once with symbolic sizes. Where it names one, the kernel reads that from its part of the
-page: one compiled kernel, and one recorded graph, serves every size. A launch may have more programs than the sizes at
-hand ask for, which leave at once. A graph is recorded for the largest sizes that its memory has room for.
+A solver writes its text once with symbolic sizes. Where the text names a size, the kernel reads it from its part of the
+page. So one compiled kernel and one recorded graph serve every size. A launch may have more programs than the current
+sizes need; the surplus ones exit at once. A graph is recorded for the largest sizes that its memory has room for.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from tunewright.ir.symbolic import SymInt, Whole, same, spelling
 
 from .compile import is_recording
 
-#: the place of a size in a text; the number is the trace's
+#: the name of a size in a text; the number is the trace's
 _NAME = re.compile(r"\bsize_(\d+)_\b")
-#: words of a kernel's part of the page that say how many programs there are along two axes; then its sizes follow
+#: words at the start of a kernel's part of the page: the numbers of programs along two axes; its sizes follow
 GRID = 2
-#: what a kernel is told that sizes are multiples of
+#: the largest divisor of a size that a kernel is told
 _MOST_DIVISOR = 16
-#: what a load returns: ``kernel[grid](*arguments, **constants)`` launches it
+#: the result of a load: ``kernel[grid](*arguments, **constants)`` launches it
 Loader = Callable[[str, str], Any]
 
 _LOADER: ContextVar[Loader | None] = ContextVar("how kernels are loaded", default=None)
-#: where each kernel's part of the page is
+#: each kernel's part of the page
 _PAGES: ContextVar[Mapping[Any, Any] | None] = ContextVar("pages of sizes", default=None)
 
 
 class Unpaged(Exception):
-    """A kernel's launch depends on sizes in a way that no page says."""
+    """A kernel's launch depends on sizes in a way that a page cannot express."""
 
 
 def loader() -> Loader | None:
-    """What loads kernels now in place of `text.load`."""
+    """Return the loader that now replaces `text.load`, if any."""
     return _LOADER.get()
 
 
 def of_class() -> bool:
-    """Whether kernels that are loaded now are to serve a class of shapes."""
+    """Whether kernels loaded now are to serve a class of shapes."""
     return _LOADER.get() is not None
 
 
@@ -54,7 +54,7 @@ class PagedKernel:
 
     kernel: Any
     sizes: tuple[SymInt, ...]
-    #: programs along two axes
+    #: numbers of programs along two axes
     grid: tuple[Whole, Whole] | None = None
 
     @property
@@ -63,7 +63,7 @@ class PagedKernel:
         return [*self.grid, *self.sizes]
 
     def traced(self, grid: Sequence[Whole], *_: Any, **__: Any) -> None:
-        """A launch with symbolic sizes."""
+        """Record a launch with symbolic sizes."""
         x, y, z = (*grid, 1, 1)[:3]
         if isinstance(z, SymInt) or (self.grid is not None and not same(self.grid, (x, y))):
             raise Unpaged("it is launched several times, or along three axes")
@@ -85,9 +85,9 @@ class _Handle:
 
 @dataclass
 class Tracing:
-    """Loads the kernels of a call whose sizes are symbolic."""
+    """Loads the kernels of a call with symbolic sizes."""
 
-    #: makes what can be launched of a text
+    #: makes a launchable kernel from a text
     define: Callable[[str, str], Any]
     kernels: list[PagedKernel] = field(default_factory=list)
     _spelled: dict[int, SymInt] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Tracing:
 
 
 def paged(text: str, name: str, sizes: Sequence[SymInt]) -> str:
-    """A kernel's text that reads its sizes from a page, its first argument."""
+    """Return a kernel's text that reads its sizes from a page, its first argument."""
     head, of, rest = text.partition(f"\ndef {name}(")
     arguments, end, body = rest.partition("):\n")
     assert of and end, "a kernel begins with one line"
@@ -125,7 +125,7 @@ def paged(text: str, name: str, sizes: Sequence[SymInt]) -> str:
 
 @contextmanager
 def again(kernels: Sequence[PagedKernel]) -> Iterator[None]:
-    """A call is made for plain sizes: it loads these kernels, one after the other."""
+    """Make a call for plain sizes inside the block: it loads these kernels, one after another."""
     left = iter(kernels)
     with _loading(lambda text, name: _Handle(next(left).launch)):
         yield
@@ -135,7 +135,7 @@ def again(kernels: Sequence[PagedKernel]) -> Iterator[None]:
 
 @contextmanager
 def pages(found: Mapping[PagedKernel, Any]) -> Iterator[None]:
-    """Launches inside read their sizes there."""
+    """Launches inside the block read their sizes from these pages."""
     token = _PAGES.set(found)
     try:
         yield
@@ -153,7 +153,7 @@ def _loading(load: Loader) -> Iterator[None]:
 
 
 def _no_page() -> Any:
-    """A page without memory, for what is only to be compiled."""
+    """Return a page without memory, for kernels that are only compiled."""
     import torch
 
     return torch.empty(4, dtype=torch.int32, device="meta")

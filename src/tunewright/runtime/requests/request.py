@@ -37,7 +37,7 @@ from .streams import Streams
 class DeviceModel(CompiledModel):
     """A model on one device."""
 
-    #: all models of one device in this process
+    #: all instances that are alive
     live: ClassVar[WeakSet[DeviceModel]] = WeakSet()
 
     def __init__(
@@ -395,7 +395,7 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
     if isinstance(type, SequenceType):
         if not isinstance(given, (list, tuple)):
             raise InputError(f"takes a list ({type}), not {given.__class__.__name__}", where=where)
-        # A list may come back as a whole, so what it holds must be ours; a tensor is copied when it comes back itself.
+        # The request may return the whole list, so its arrays are copies. A tensor is copied only when it is returned.
         here = [on_host(item) if is_lent(item) else item for item in given]
         return [_copy(_check(item, type.elem, name, {})) for item in here]
     if isinstance(type, MapType):
@@ -416,7 +416,7 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
 
 
 def check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:
-    """Element type and shape of an array, of the host or of a device."""
+    """Check the element type and shape of an array on the host or on a device."""
     if array.dtype != type.dtype.numpy:
         raise InputError(
             f"takes {type.dtype}, not {array.dtype}", where=where, hint=f"convert it: x.astype({type.dtype.value!r})"
@@ -430,7 +430,7 @@ def _copy(value: Any) -> Any:
 
 
 def _check_map(given: Any, type: MapType, where: str) -> dict[Any, Any]:
-    """A dictionary whose values are of the declared element type: what reads it has nothing else to tell it."""
+    """Return the dictionary with values of the declared element type, which its readers rely on."""
     if not isinstance(given, Mapping):
         raise InputError(f"takes a dictionary ({type}), not {given.__class__.__name__}", where=where)
     if not isinstance(type.value, TensorType) or type.value.dtype is DType.STRING:

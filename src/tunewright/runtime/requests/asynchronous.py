@@ -38,9 +38,9 @@ class Startable(ABC):
         """Run an inference in the calling thread."""
 
     def start_async(self, inputs: Inputs = None, userdata: Any = None) -> None:
-        """Start an inference on one of the model's streams, as soon as one is free; see `wait`.
+        """Start an inference on one of the model's streams as soon as one is free; see `wait`.
 
-        The stream reads the inputs while it runs: do not change them before the inference is over.
+        The inference reads its inputs while it runs: do not change them before it is over.
 
         >>> request.start_async({"x": image})
         >>> request.wait()

@@ -116,7 +116,8 @@ class VariableState:
 
     @property
     def state(self) -> np.ndarray[Any, Any] | None:
-        """The value that the next inference begins with, read-only; None: zeros, whose sizes its inputs decide."""
+        """The read-only value that the next inference begins with. None: zeros, with sizes taken from that inference's
+        inputs."""
         self._request.check_idle()
         return self._request.value_of(self.name)
 

@@ -2,8 +2,7 @@
 
 Parts exchange arrays of the host. Devices that share the host's memory need no copies. A device with memory of its own
 keeps results there for its own later parts. Parts of different devices run at the same time, unless one waits for the
-other. Each device runs its parts in one thread. The order is the same for all devices, so no two threads can wait for
-each other.
+other. One thread runs the parts of a device. All threads follow the same order, so no two can wait for each other.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ MOST = 500_000
 REQUESTS, STREAMS = 1, 2
 #: All tracks share one process: viewers keep the order of tracks within a process, but not of processes.
 PROCESS = 1
-#: Perfetto shows a track's number behind its name. This first number makes "request 0 101" unlikely to be read as a
-#: name.
+#: Perfetto shows a track's number behind its name. "request 0 101" is not mistaken for a name.
 FIRST_TRACK = 101
 
 

@@ -38,7 +38,7 @@ class CompiledModel(ABC):
     nodes: list[tuple[str, str]]
     #: the number of requests that measured best; 0: not measured
     best_requests: int = 0
-    #: where the numbers of streams, requests and examples of a batch come from; empty: the settings give the first
+    #: where the numbers of streams, requests and examples of a batch come from; empty: settings give that of streams
     streams_origin: str = ""
     #: requests that run together, as one inference
     size: int = 1

@@ -214,7 +214,7 @@ class BatchModel(CompiledModel):
     def with_streams(self, count: int) -> BatchModel:
         """Return a model that shares both copies and runs ``count`` batches side by side.
 
-        For devices of which each stream uses the whole.
+        For devices whose streams share the whole device.
         """
         return BatchModel(self.device_name, self._alone, self.together, self.size, count, self._timeout)
 

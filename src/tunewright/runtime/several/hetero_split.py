@@ -3,9 +3,10 @@
 Every node has a label, the number of its device. Two parts of one device must not be joined if a part of another device
 stands between them: each would wait for the other. The cut takes two steps.
 
-1. A part is all nodes of one device that wait for the same results of other devices, and that lead to the same results
-   for other devices. Along an edge the first set never shrinks, and it grows where the device changes. The second
-   never grows. So no path leads back into a part, and no node waits for results that it does not need.
+1. A part is a set of nodes of one device. All of them wait for the same results of other devices, and lead to the same
+   results for other devices. Along an edge the first set of results never shrinks, and it grows where the device
+   changes. The second never grows. So no path leads back into a part, and no node waits for results that it does not
+   need.
 2. Parts of one device are joined if nothing stands between them and no other part has to wait long for that. Joining
    saves time, because each part has a cost of its own.
 

@@ -1,4 +1,4 @@
-"""What a user holds of tuning that goes on while a model serves: `BackgroundTuning` and its `BackgroundStatus`."""
+"""The user's handle of tuning that goes on while a model serves: `BackgroundTuning` and its `BackgroundStatus`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True)
 class KernelSwap:
-    """Kernels that took the place of others in the running model, or had to go back."""
+    """Kernels that replaced others in the running model, or that were rolled back."""
 
     #: when, in seconds since 1970
     at: float
-    #: the solver and config of each, by the problem that it solves
+    #: the solver and config of each kernel, by the problem that it solves
     kernels: dict[str, str]
-    #: how many times as fast as before the network was: median, and the interval that it lies in
+    #: the network's speed-up: median, and the bounds of its interval
     gain: tuple[float, float, float]
     #: pairs of inferences that were compared
     pairs: int
@@ -24,7 +24,7 @@ class KernelSwap:
 
 @dataclass(frozen=True)
 class BackgroundStatus:
-    """How far background tuning is."""
+    """The progress of background tuning."""
 
     #: starting, waiting (for requests that say which shapes matter), tuning, comparing (two plans), paused, done,
     #: stopped or failed
@@ -35,15 +35,15 @@ class BackgroundStatus:
     layers_left: int
     #: candidates that were tried
     candidates: int
-    #: samples so far, and those of them that a request interrupted, which were thrown away
+    #: samples so far, and how many of them were discarded because a request interrupted them
     samples: int
     interrupted: int
-    #: how many times as fast as at the beginning the model runs now, as far as comparisons were sure of it
+    #: the model's speed-up since the beginning, as far as comparisons were sure of it
     gain: float
     #: seconds of work in the helper process, and seconds since the beginning
     worked: float
     elapsed: float
-    #: how often the helper process had to be started again
+    #: how often the helper process was restarted
     restarts: int = 0
     #: the process id of the helper; 0: none runs
     helper: int = 0
@@ -51,29 +51,29 @@ class BackgroundStatus:
     last_rollback: KernelSwap | None = None
 
 
-#: is told what happened ("layer", "swap", "rollback", "keep", "restart", "phase"), and how far it is
+#: called with an event ("layer", "swap", "rollback", "keep", "restart", "phase") and the status
 Report: TypeAlias = Callable[[str, BackgroundStatus], Any]
 
 
 class BackgroundTuning(ABC):
-    """Tuning beside a model that serves. All of it may be called from any thread."""
+    """Tuning beside a model that serves. Any thread may call all of it."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Begin nothing more until `resume`. What runs in the helper ends within a step."""
+        """Begin no more work until `resume`. The helper ends its running work within a step."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Go on."""
+        """Continue after `pause`."""
 
     @abstractmethod
     def status(self) -> BackgroundStatus:
-        """How far it is."""
+        """Return the progress."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it, with its processes. The model keeps the kernels that it has; what was found is stored."""
+        """End the tuning and its processes. The model keeps its kernels, and the results are stored."""
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until there is nothing more to do; False where it takes longer than ``timeout`` seconds."""
+        """Wait until there is nothing more to do. False: it takes longer than ``timeout`` seconds."""

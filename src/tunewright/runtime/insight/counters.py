@@ -15,16 +15,16 @@ from . import timeline
 
 
 class NodeStatus(enum.Enum):
-    """What became of a node in the last inference."""
+    """The status of a node in the last inference."""
 
     EXECUTED = "EXECUTED"
     OPTIMIZED_OUT = "OPTIMIZED_OUT"  # folded, fused into another node, or nothing had to move
-    NOT_RUN = "NOT_RUN"  # in a branch that was not taken, or a loop without iterations, or there was no inference yet
+    NOT_RUN = "NOT_RUN"  # in a branch that was not taken, in a loop without iterations, or before the first inference
 
 
 @dataclass
 class CounterRow:
-    """One node: what ran for it, and for how long (seconds, summed over ``calls``)."""
+    """One node: the kernel that ran for it, and its time (seconds, summed over ``calls``)."""
 
     name: str
     type: str
@@ -33,31 +33,31 @@ class CounterRow:
     device_seconds: float = 0.0
     host_seconds: float = 0.0
     calls: int = 0
-    #: kernels launched on the device, over all calls; one launch of several nodes is counted at the first
+    #: kernels launched on the device, over all calls; a launch of several nodes counts at the first of them
     launches: int = 0
-    #: where the choice of the kernel came from; for a node without one, what it was fused into
+    #: where the choice of the kernel came from; for a node without a kernel, the node that it was fused into
     origin: str = ""
-    #: which device ran it, where a model has several
+    #: the device that ran it, if the model has several
     device: str = ""
-    #: the number of its part, where HETERO cut the model
+    #: the number of its part, if HETERO cut the model
     subgraph: int | None = None
 
 
 @dataclass(frozen=True)
 class Totals:
-    """One inference as a whole."""
+    """Totals of one inference."""
 
     seconds: float
-    #: outside of waiting for the device: Python, and what it runs on the host
+    #: time outside of waiting for the device: Python, and steps on the host
     host_seconds: float
     #: kernels launched on the device
     launches: int
-    #: inputs on their way to the device's memory, results back; known where PERF_COUNT is on
+    #: time to copy inputs to the device's memory and results back; known if PERF_COUNT is on
     copy_seconds: float = 0.0
 
 
 class Counters:
-    """Rows of one request's last inference."""
+    """The rows of one request's last inference."""
 
     def __init__(self, device: str = "") -> None:
         self.device = device
@@ -69,15 +69,15 @@ class Counters:
         self._seen.clear()
 
     def enter(self, plan: Plan) -> None:
-        """A plan is about to run."""
+        """Note that a plan is about to run."""
         self._seen[plan] = None
 
     def record(
         self, step: Step, seconds: float, launches: int = 0, begin: float | None = None, calls: int = 1
     ) -> None:  # fmt: skip
-        """A step took so long on the device's clock. A control-flow step contains what its body's steps took.
+        """Record the seconds of a step. A control-flow step includes the time of its body's steps.
 
-        ``begin``: it began then, on that clock, and is over now.
+        ``begin``: the start on the device's clock, for a step that has just ended.
         """
         recorder = timeline.active
         if begin is not None and recorder is not None:
@@ -99,7 +99,8 @@ class Counters:
             row.device_seconds += seconds
 
     def record_together(self, steps: Sequence[Step], times: Sequence[float], begin: float, end: float) -> None:
-        """Steps that were one launch, which was enqueued and known to be over at these times of the host."""
+        """Record the steps of one launch. ``begin`` and ``end``: the host enqueued the launch, and learned of its end.
+        """
         for i, (step, seconds) in enumerate(zip(steps, times, strict=True)):
             self.record(step, seconds, launches=int(i == 0))
         recorder = timeline.active
@@ -107,20 +108,20 @@ class Counters:
             recorder.kernels(self.device, steps, times, begin, end)
 
     def record_inside(self, times: Iterable[tuple[Any, float, int]]) -> None:
-        """Launches of bodies in a launch: each with its step, how long it took, and how often it ran."""
+        """Record steps of bodies within a launch: for each the step, its seconds, and how often it ran."""
         for one, seconds, calls in times:
             if isinstance(one, BodyStep) and calls:
                 self.enter(one.plan)
                 self.record(one.step, seconds, calls=calls)
 
     def record_copy(self, name: str, begin: float, end: float, nbytes: int) -> None:
-        """Bytes went to the device or came from there, by the host's clock."""
+        """Record a copy to or from the device, by the host's clock."""
         recorder = timeline.active
         if recorder is not None:
             recorder.copy(self.device, name, begin, end - begin, nbytes)
 
     def table(self, model: Iterable[tuple[str, str]]) -> list[CounterRow]:
-        """Every node of ``model`` (name, op) in its order, then what was inserted."""
+        """Return every node of ``model`` (name, op) in its order, then the inserted nodes."""
         fused = {name: step.node.name for plan in self._seen for step in plan.steps for name in step.node.origin}
         idle = {
             name

@@ -1,7 +1,8 @@
-"""Why every layer of a compiled model runs as it does: `explain`.
+"""Explain why every layer of a compiled model runs as it does: `explain`.
 
-A layer is a step of a plan. Its explanation says who solves it and how that is known, who else could, what every other
-solver said, and how near the layer comes to what the device can do. Nothing is tuned, stored or changed for it.
+A layer is a step of a plan. Its explanation names the chosen solver, the source of that choice and the alternatives. It
+also says what every other solver answered, and how near the layer comes to the device's limits. `explain` tunes, stores
+and changes nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from .solver_verdicts import AskedProblem, unasked
 
 __all__ = ["Barred", "Explanation", "Opinion", "Proof", "Roofline", "RunnerUp", "State", "Timing", "explain"]
 
-#: how long a model is timed, and how many inferences that takes at least and at most
+#: seconds that a model is timed for, and the least and the greatest number of inferences for that
 SECONDS, LEAST, MOST = 1.0, 3, 1000
 
 
@@ -59,10 +60,11 @@ def explain(
     seconds: float = SECONDS,
     count: int | None = None,
 ) -> list[Explanation]:
-    """Every layer in the order of the plan; a body's layers follow their node, a later segment's come last.
+    """Explain every layer in the order of the plan. Layers of a body follow their node; those of a later segment come
+    last.
 
     With ``inputs`` the model runs, and its layers are timed for ``seconds`` or over ``count`` inferences (0: it runs
-    once, and nothing is timed). Without, the plan that was used last is explained, and nothing is timed.
+    once, and nothing is timed). Without inputs it explains the plan that was used last, and times nothing.
     """
     run = None if inputs is None else _Run(compiled, inputs, seconds, count)
     plans = [*run.clock.plans][:1] if run is not None else compiled.program.plans[-1:]
@@ -74,7 +76,7 @@ def explain(
 
 
 def steps(plan: Plan, inside: str = "", seen: Collection[Plan] | None = None) -> Iterator[tuple[Plan, Step, str]]:
-    """Steps of a plan, of the bodies in it and of the segments behind it: of every plan of these, or of those seen."""
+    """Yield the steps of a plan, of its bodies and of the segments behind it. ``seen``: only plans among these."""
     below = f"{inside} / " if inside else ""
     for step in plan.steps:
         yield plan, step, inside
@@ -101,7 +103,7 @@ def _name(step: Step) -> str:
 
 
 class _Clock(Counters):
-    """Which plans ran, and the seconds of each step in each inference that counts."""
+    """Records the plans that ran, and the seconds of each step in each inference that counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,14 +128,14 @@ class _Clock(Counters):
         self._inference[step] = before + seconds, often + calls
 
     def keep(self) -> None:
-        """The inference is over, and counts."""
+        """End an inference that counts."""
         for step, (seconds, calls) in self._inference.items():
             self.spent.setdefault(step, []).append(seconds)
             self.calls[step] = calls
 
 
 class _Watching(Executor):
-    """Remembers the problems that are posed as they run (see `late`)."""
+    """An executor that remembers the problems posed while steps run (see `LateKernel`)."""
 
     def __init__(self, compiled: DeviceModel, clock: Counters) -> None:
         super().__init__(compiled.env.device, clock, compiled.settings.max_tensor_bytes)
@@ -148,7 +150,7 @@ class _Watching(Executor):
 
 
 class _Run:
-    """Inferences of a model: one to see what runs, several to time it."""
+    """Inferences of a model: one to find the plans that run, several to time them."""
 
     def __init__(self, compiled: DeviceModel, inputs: Any, seconds: float, count: int | None) -> None:
         self.clock = clock = _Clock()
@@ -160,7 +162,7 @@ class _Run:
         if count == 0:
             return
         request.executor = Executor(compiled.env.device, clock, compiled.settings.max_tensor_bytes)
-        request.infer(inputs)  # its memory is made and its arguments are bound: the first one is like no other
+        request.infer(inputs)  # the first inference makes memory and binds arguments, so its time does not count
         begin = time.perf_counter()
         for done in range(1, (MOST if count is None else count) + 1):
             request.infer(inputs)
@@ -185,7 +187,7 @@ def _host() -> Device:
 
 
 class _Layers:
-    """Explains steps; what was found out about a problem is kept, because layers often share one."""
+    """Explains steps. It keeps its findings about a problem, because layers often share one."""
 
     def __init__(self, compiled: DeviceModel, run: _Run | None) -> None:
         self.env, self.run = compiled.env, run
@@ -217,7 +219,7 @@ class _Layers:
         )  # fmt: skip
 
     def _choice(self, plan: Plan, step: Step) -> tuple[Problem | None, Choice | None, str, list[str]]:
-        """The problem of a step, who was chosen for it, where that comes from, and what else there is to know."""
+        """Return a step's problem, the choice for it, the origin of that choice, and notes."""
         if step.optimized_out:
             return None, None, OPTIMIZED_OUT, []
         if step.control is not None:

@@ -1,4 +1,4 @@
-"""What `explain` says about a layer, as data."""
+"""The explanation of a layer by `explain`, as data."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tunewright.measure.ceilings import Ceilings
 from tunewright.ops.base import Work
 from tunewright.search.space import Config
 
-#: origins of layers for which nobody had to choose
+#: origins of layers that needed no choice
 OPTIMIZED_OUT, CONTROL, FROM_SHAPES, LATE = "optimized out", "control flow", "from shapes", "chosen as it runs"
 
 
 class State(enum.StrEnum):
-    """What is known of a solver and a layer."""
+    """The state of a solver for a layer."""
 
     CHOSEN = "chosen"
     MEASURED = "measured"
     BARRED = "barred"  # its default crashed, hung or was wrong here
-    ACCEPTS = "accepts"  # and was never measured
+    ACCEPTS = "accepts"  # accepts the problem, but was never measured
     REFUSES = "refuses"
-    UNASKED = "unasked"  # nobody has to solve anything
+    UNASKED = "unasked"  # the layer has no problem to solve
 
 
 @dataclass(frozen=True)
 class Proof:
-    """A measurement, and the knowledge base that has it."""
+    """A measurement, and the layer of the knowledge base that holds it."""
 
     layer: str
     measurement: Measurement
@@ -58,21 +58,21 @@ class Proof:
 
 @dataclass(frozen=True)
 class Opinion:
-    """A solver that has to do with the layer's operation: what it said, and what was measured of it."""
+    """A solver of the layer's operation, with its answer and its measurements."""
 
     solver: str
     state: State
     why: str
-    #: of what was measured, or the default of one that accepts
+    #: the measured config, or the default of a solver that accepts
     config: Config | None = None
     found: Proof | None = None
-    #: of how many of its configs a knowledge base has measurements for this problem on this device
+    #: how many of its configs a knowledge base has measured for this problem on this device
     measured: int = 0
 
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """The next best candidate, as far as that is known."""
+    """The next best candidate, as far as it is known."""
 
     solver: str
     config: Config
@@ -102,15 +102,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class Roofline:
-    """How near a layer comes to what the device can do. ``why``: what keeps that from being said; empty if nothing."""
+    """How near a layer comes to the device's limits. ``why``: the reason if that is unknown; empty otherwise."""
 
-    #: of one call
+    #: the work of one call
     work: Work | None = None
     ceilings: Ceilings | None = None
-    #: seconds that the layer takes at least in one inference, and what binds it: arithmetic or memory
+    #: the least seconds that the layer takes in one inference, and its bound: arithmetic or memory
     floor: float = 0.0
     bound: str = ""
-    #: floor through time. Above 1 where an algorithm needs less arithmetic (Winograd), or data comes from a cache
+    #: Floor divided by time. It exceeds 1 if an algorithm needs less arithmetic (Winograd), or a cache holds the data.
     share: float | None = None
     why: str = ""
 
@@ -121,17 +121,17 @@ class Explanation:
 
     name: str
     op: str
-    #: the body or segment that it is in; empty in the main plan
+    #: the body or segment that contains it; empty in the main plan
     inside: str
     #: operations that were fused into it, and the nodes of the model that it stands for
     fused: tuple[str, ...]
     nodes: tuple[str, ...]
     device: str
     on_host: bool
-    #: its key; empty where nothing has to be solved
+    #: the key of the problem; empty if there is nothing to solve
     problem: str
     kernel: str
-    #: empty where nobody had to choose
+    #: empty if no choice was needed
     solver: str
     config: Config
     #: where the choice comes from, or why there was none
@@ -140,35 +140,35 @@ class Explanation:
     match: KeyMatch | None = None
     found: Proof | None = None
     runner_up: RunnerUp | None = None
-    #: everyone who has to do with the operation, the chosen one first
+    #: every solver of the operation, the chosen one first
     solvers: tuple[Opinion, ...] = ()
     barred: tuple[Barred, ...] = ()
-    #: of a default, and of the heuristic's: why nothing that is stored could be used
+    #: for a default or a choice of the heuristic: why no stored answer could be used
     nearest: str = ""
-    #: what the heuristic predicted, or why it abstained; empty where it was not asked
+    #: what the heuristic predicted, or why it abstained; empty if it was not asked
     heuristic: str = ""
-    #: among how many candidates (solver and config) a search could choose at most; constraints may leave fewer
+    #: the most candidates (solver and config) that a search could choose from; constraints may leave fewer
     candidates: int = 0
-    #: of how many a knowledge base has measurements for this problem on this device (sessions keep their leaders')
+    #: how many of them a knowledge base has measured for this problem on this device (sessions keep their leaders')
     measured: int = 0
     timing: Timing | None = None
     roofline: Roofline = field(default_factory=Roofline)
-    #: what else there is to know
+    #: further remarks
     note: str = ""
 
     @property
     def why(self) -> str:
-        """The origin in words; a provisional answer is marked with the fields that differ."""
+        """The origin in words. A provisional answer names the fields that differ."""
         provisional = self.match is not None and bool(self.match.differs)
         return f"{self.origin} ({self.match})" if provisional else self.origin
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it takes time of its own: control flow contains what its bodies take."""
+        """Whether it takes time of its own. Control flow does not: its time is that of its bodies."""
         return self.origin != CONTROL
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; docs/explain.md describes it."""
+        """Return plain data, which docs/explain.md describes."""
         return {
             "name": self.name,
             "op": self.op,

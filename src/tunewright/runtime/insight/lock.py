@@ -1,4 +1,4 @@
-"""Writing down the kernels that a compiled model uses: `lock`."""
+"""Write the kernels that a compiled model uses to a lockfile: `lock`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .explain import steps
 
 
 def lock(compiled: DeviceModel, path: str | os.PathLike[str]) -> Written:
-    """Add the kernels of every problem that the model has posed so far to a lockfile; makes the file.
+    """Add the kernels of every problem that the model has posed so far to a lockfile. Creates the file if needed.
 
-    What was posed: the plans of all shapes that it ran with, bodies and later segments among them.
+    Posed problems come from the plans of all shapes that it ran with, including bodies and later segments.
     """
     for plan in compiled.program.plans:
         for _, step, _ in steps(plan):
@@ -39,13 +39,13 @@ def lock(compiled: DeviceModel, path: str | os.PathLike[str]) -> Written:
 
 
 def _origin(choice: Choice) -> str:
-    """What a later load would say: a search leaves its answer in the user's knowledge base."""
+    """Return the origin that a later load reports: a search leaves its answer in the user's knowledge base."""
     origin = Origin.USER if choice.origin is Origin.SEARCH else choice.origin
     return str(origin.value)
 
 
 def _nodes(compiled: DeviceModel) -> dict[str, set[str]]:
-    """Who poses each problem, as far as plans are kept."""
+    """Return the nodes that pose each problem, as far as their plans are kept."""
     found: dict[str, set[str]] = {}
     for plan in compiled.program.plans:
         for _, step, _ in steps(plan):

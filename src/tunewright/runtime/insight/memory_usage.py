@@ -11,14 +11,14 @@ from ..requests.executor import Executor
 from ..requests.request import DeviceModel
 from ..requests.request_meter import alive
 
-#: Bytes by purpose. ``constants``: weights, as they are and as kernels want them; ``arenas``: what passes between the
-#: layers of each request; ``staging``: inputs and results on their way to a device and back; ``scratch``: of kernels.
+#: Bytes by purpose. ``constants``: weights, original and prepared for kernels. ``arenas``: values between the layers of
+#: each request. ``staging``: inputs and results on their way to a device and back. ``scratch``: memory of kernels.
 Usage = dict[str, int]
 PURPOSES = ("constants", "arenas", "staging", "scratch")
 
 
 def usage(models: Iterable[DeviceModel]) -> Usage:
-    """What these models and their requests hold; weights that they share count once."""
+    """Return the bytes that these models and their requests hold. Shared weights count once."""
     found = dict.fromkeys(PURPOSES, 0)
     constants: dict[int, int] = {}
     for model in models:
@@ -31,12 +31,12 @@ def usage(models: Iterable[DeviceModel]) -> Usage:
 
 
 def live(device: str) -> list[DeviceModel]:
-    """Models that are on a device now."""
+    """The models that are on a device now."""
     return [model for model in alive(DeviceModel.live) if model.device_name == device]
 
 
 def plans(program: Program) -> Iterator[Plan]:
-    """Every plan of a program, and those that follow when shapes depend on data."""
+    """Yield every plan of a program, and those that follow when shapes depend on data."""
     for plan in program.plans:
         yield plan
         if plan.rest is not None:

@@ -1,6 +1,6 @@
-"""Ranges in other tools' time lines: NVTX (Nsight) and ITT (VTune), where their Python packages are installed.
+"""Ranges in the time lines of other tools: NVTX (Nsight) and ITT (VTune), if their Python packages are installed.
 
-Inferences are ranges while these are switched on, and steps of plans where they are launched one by one.
+While ranges are on, inferences are ranges, and so are steps of plans that are launched one by one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from importlib.util import find_spec
 Range = Callable[[str], AbstractContextManager[object]]
 
 DOMAIN = "tunewright"
-#: makes a range with a name; None: nobody listens
+#: makes a range with a name; None: ranges are off
 active: Range | None = None
 
 
 def installed() -> list[str]:
-    """The packages that ranges can go to."""
+    """The installed packages that can show ranges."""
     return [name for name in ("nvtx", "ittapi") if find_spec(name) is not None]
 
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """Ranges are made inside, where there is a package for them; tells which."""
+    """Make ranges inside the block, if a package for them is installed. Yields the packages."""
     global active
     makers: list[Range] = []
     for name in installed():

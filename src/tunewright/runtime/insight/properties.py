@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from ..requests.compiled import CompiledModel
 
 Of = TypeVar("Of")
-#: settings of a compiled model that requests read when they are made; all others are part of what was compiled
+#: settings that a request reads when it is made; all other settings are fixed when a model is compiled
 CHANGEABLE = frozenset({"MODEL_PRIORITY", "GPU_QUEUE_PRIORITY", "GPU_QUEUE_THROTTLE", "GPU_HOST_TASK_PRIORITY"})
 
 
 @dataclass(frozen=True)
 class Metric(Generic[Of]):
-    """A property that is read only: how it is found."""
+    """A read-only property, and how to find its value."""
 
     type: str
     description: str
@@ -28,17 +28,17 @@ class Metric(Generic[Of]):
 
 @dataclass(frozen=True)
 class Described:
-    """What SUPPORTED_PROPERTIES says of a property."""
+    """The entry of a property in SUPPORTED_PROPERTIES."""
 
     type: str
-    #: what may be given; None: anything of the type
+    #: the permitted values; None: any value of the type
     values: list[str] | None
     default: Any
     read_only: bool
     description: str
     #: other names of it
     aliases: tuple[str, ...] = ()
-    #: an option that asking for it needs
+    #: an option that the property needs
     needs: str = ""
 
 
@@ -59,7 +59,7 @@ def described(
 
 
 def unknown(name: str, whose: str, metrics: Mapping[str, Metric[Any]]) -> SettingsError:
-    """The error for a property that is none."""
+    """Return the error for an unknown property."""
     keys = [row["key"] for row in Settings.describe()]
     close = closest(name, [*metrics, *keys])
     hint = f"did you mean {close}?" if close else "SUPPORTED_PROPERTIES lists them"
@@ -67,7 +67,7 @@ def unknown(name: str, whose: str, metrics: Mapping[str, Metric[Any]]) -> Settin
 
 
 def is_setting(name: str) -> bool:
-    """Whether it is a key, or another name of one."""
+    """Whether a name is a setting's key, or another name of one."""
     rows = Settings.describe()
     return any(plain(name) in (row["key"], *row["aliases"]) for row in rows)
 
@@ -103,7 +103,7 @@ METRICS = _metrics()
 
 
 def get(model: CompiledModel, name: str) -> Any:
-    """A property of a compiled model."""
+    """Return a property of a compiled model."""
     key = plain(name)
     if key in METRICS:
         return METRICS[key].find(model)
@@ -113,7 +113,7 @@ def get(model: CompiledModel, name: str) -> Any:
 
 
 def check_changeable(model: CompiledModel, config: Mapping[str, Any]) -> Settings:
-    """The model's settings with changes; SettingsError for what is fixed."""
+    """Return the model's settings with changes. Raise SettingsError for settings that are fixed."""
     for name in config:
         key = plain(str(name))
         if key in METRICS:

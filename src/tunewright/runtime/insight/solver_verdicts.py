@@ -1,4 +1,4 @@
-"""What every solver that has to do with an operation says about a problem, and what was measured of it."""
+"""The verdict of every solver of an operation about a problem, with its measurements."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _UNASKED = {
 
 
 def unasked(op: str, tuner: Tuner, origin: str) -> tuple[Opinion, ...]:
-    """Verdicts for a layer that needed no choice."""
+    """Return verdicts for a layer that needed no choice."""
     return tuple(Opinion(s.id, State.UNASKED, _UNASKED[origin]) for s in _concerned(op, tuner))
 
 
 def _concerned(op: str, tuner: Tuner) -> list[Solver]:
-    """Every solver that may be asked about an operation on some device, in order of rank."""
+    """Return every solver that may be asked about an operation on some device, in order of rank."""
     return [s for s in tuner.candidates if s.ops is None or op in s.ops]
 
 
@@ -39,7 +39,7 @@ class AskedProblem:
         self.tuner, self.problem, self.device, self.choice = tuner, problem, device, choice
         self.default = tuner.default(problem, device)
         self.chosen = (choice.solver.id, Config(choice.config))
-        #: measurements may answer: as `Tuner.choose` sees it
+        #: whether measurements may answer, by the rule of `Tuner.choose`
         self.tunable = problem.is_static and not self.default.solver.host
 
     @cached_property
@@ -48,7 +48,7 @@ class AskedProblem:
 
     @cached_property
     def stored(self) -> list[Proof]:
-        """What was measured of this problem on this device, be it with other software; the largest gain first."""
+        """Measurements of this problem on this device, also with other software, by gain, the largest first."""
         here = _place(Where.of(self.device.target))
         found = []
         for layer in self.tuner.lookup.layers if self.tunable else ():
@@ -67,18 +67,18 @@ class AskedProblem:
         return Proof(layers[0] if layers else self.choice.origin.value, m)
 
     def candidates(self) -> int:
-        """How many candidates a search could choose from; 0 where there is none to be made."""
+        """Count the candidates that a search could choose from; 0 if the problem cannot be tuned."""
         if not self.tunable:
             return 0
         accepting = self.tuner.ask(self.problem, self.device)[0]
         return sum(s.space(self.problem, self.device.target).combinations for s in accepting if not s.host)
 
     def measured(self) -> int:
-        """How many candidates were measured."""
+        """Count the candidates that were measured."""
         return len({(p.measurement.key.solver, p.measurement.config) for p in self.stored})
 
     def barred(self) -> tuple[Barred, ...]:
-        """Candidates that must not run here."""
+        """Return the candidates that must not run here."""
         known = {s.id: s for s in _concerned(self.problem.op, self.tuner)}
         default = (self.default.solver.id, self.default.config)
         found: dict[tuple[str, Config], Barred] = {}
@@ -95,7 +95,7 @@ class AskedProblem:
         return tuple(found[at] for at in sorted(found, key=lambda at: (at[0], sorted(at[1].items(), key=str))))
 
     def runner_up(self) -> RunnerUp | None:
-        """The next best, as far as that is known; None where nobody else accepts the problem."""
+        """Return the next best candidate, as far as it is known. None: no other solver accepts the problem."""
         for found in self.answer.found:
             if (found.solver.id, found.config) != self.chosen:
                 why = f"the next answer, {found.layer} ({found.match})"
@@ -116,12 +116,12 @@ class AskedProblem:
         return None
 
     def opinions(self) -> tuple[Opinion, ...]:
-        """The verdict of every solver of the operation, the chosen one first."""
+        """Return the verdict of every solver of the operation, the chosen one first."""
         found = [self._opinion(s) for s in _concerned(self.problem.op, self.tuner)]
         return tuple(sorted(found, key=lambda o: list(State).index(o.state)))
 
     def _opinion(self, solver: Solver) -> Opinion:
-        """One of chosen, measured, barred, accepts or refuses, in words."""
+        """Return the verdict of one solver: chosen, measured, barred, accepts or refuses, with the reason."""
         mine = [p for p in self.stored if p.measurement.key.solver == solver.id]
         measured = len({p.measurement.config for p in mine})
         if solver.id == self.chosen[0]:
@@ -154,7 +154,7 @@ class AskedProblem:
         return ": it is the default" if solver is self.default.solver else f": {self.default.solver.id} comes first"
 
     def _refusal(self, solver: Solver, config: Config | None) -> str | None:
-        """Why a solver cannot be used for the problem, or with a config of its own."""
+        """Return why a solver cannot solve the problem, or cannot use a config. None: it can."""
         language = self.device.target.language
         if solver.language not in (None, language):
             compiles = f"compiles {language}" if language else "compiles nothing"
@@ -168,7 +168,7 @@ class AskedProblem:
         return self.tuner.lookup.barred(solver, config, self.problem, self.device.target, default)
 
     def _unused(self, proof: Proof) -> str:
-        """Why a measurement of this problem is no answer."""
+        """Return why a measurement of this problem is not used as an answer."""
         m = proof.measurement
         if m.evidence.gain.low < 1:
             return "not faster than the default beyond noise"

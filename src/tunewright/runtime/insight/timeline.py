@@ -1,15 +1,15 @@
-"""What happened when: inferences, kernels and copies on a time line, as a file for Chrome's and Perfetto's viewers.
+"""Record inferences, kernels and copies on a time line, as a file for the viewers of Chrome and Perfetto.
 
 >>> with Trace() as trace:
 ...     compiled(inputs)
 >>> trace.save("trace.json")  # open it at https://ui.perfetto.dev
 
-Every inference in the process is recorded while a trace is entered; its kernels and copies where PERF_COUNT is on.
-A kernel's time is that of its device's clock. The two clocks are brought together where that clock is not the host's:
-the host looks at its own as soon as it learns that a kernel is over, and the quickest look tells how far they differ.
+An entered trace records every inference in the process, and their kernels and copies if PERF_COUNT is on. A kernel's
+time comes from its device's clock. If that clock is not the host's, the trace aligns both: the host reads its own clock
+as soon as it learns that a kernel is over. The reading with the least delay gives the difference of the clocks.
 
-Perfetto drops an event that overlaps its neighbour, if only by a nanosecond, which is what it counts in: times are
-rounded where events begin and end, never their durations.
+Perfetto drops an event that overlaps its neighbour, even by one nanosecond, its unit of time. So the trace rounds the
+times where events begin and end, never their durations.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
     from ..plans.plan import Step
 
-#: the one that records
+#: the trace that records now
 active: Trace | None = None
-#: events that are kept, some 100 MB of them; later ones are counted
+#: the most events that are kept, about 100 MB; later events are only counted
 MOST = 500_000
 #: kinds of tracks, as viewers show them from the top down
 REQUESTS, STREAMS = 1, 2
-#: the one process of a trace: viewers order tracks in a process as they are told, and processes as they like
+#: All tracks share one process: viewers keep the order of tracks within a process, but not of processes.
 PROCESS = 1
-#: the number of the first track: Perfetto shows it behind the name, where "request 0 101" is not taken for a name
+#: Perfetto shows a track's number behind its name. "request 0 101" is not mistaken for a name.
 FIRST_TRACK = 101
 
 
 class _Track(NamedTuple):
-    """A line of events: of a request, of a thread, or of a device that works for a thread."""
+    """A track of events: of a request, of a thread, or of a device that works for a thread."""
 
     group: int
     name: str
-    #: of the thread: streams of different models have the same names
+    #: the thread's identifier: streams of different models have the same names
     thread: int = 0
     device: str = ""
 
@@ -59,7 +59,8 @@ class _Track(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """Something that took a while on a track. ``clock``: whose time it is; empty: the host's (`time.perf_counter`)."""
+    """An event with a duration on a track. ``clock``: the clock of its time; empty: the host's (`time.perf_counter`).
+    """
 
     track: _Track
     name: str
@@ -71,20 +72,20 @@ class _Event(NamedTuple):
 
 
 class Trace:
-    """A recorder. One at a time records: enter it."""
+    """A recorder of events. Only one trace at a time can be entered."""
 
     def __init__(self) -> None:
         self._events: list[_Event] = []
-        #: how much later the host's clock is than another, at least
+        #: the least difference that was seen between the host's clock and each other clock
         self._offsets: dict[str, float] = {}
         self._lock = threading.Lock()
-        #: the text for a step with this number of launches, the same in each inference
+        #: arguments for a step with this number of launches, the same in each inference
         self._told: dict[tuple[Step, int], dict[str, Any]] = {}
-        #: by thread: inferences that it ran since it last ended a request's, and those that it ran for that one
+        #: by thread: inferences since it last ended a request's, and the inferences for that request
         self._ran: dict[int, tuple[list[_Event], list[_Event]]] = {}
-        #: requests' inferences, by name: how they waited, and what streams did for them then
+        #: for each request's inference, by name: its waiting event and the inferences that streams ran for it
         self._served: list[tuple[str, list[_Event]]] = []
-        #: events that did not find room
+        #: events beyond `MOST`
         self.dropped = 0
 
     def __enter__(self) -> Trace:
@@ -102,7 +103,7 @@ class Trace:
         return len(self._events)
 
     def add(self, event: _Event) -> bool:
-        """Keep an event; False: there is no room."""
+        """Keep an event. False: there is no room."""
         if len(self._events) < MOST:
             self._events.append(event)
             return True
@@ -110,10 +111,10 @@ class Trace:
         return False
 
     def request(self, number: int, name: str, begin: float, end: float) -> None:
-        """A request held an inference, from its start until its callback, which is in the thread that ran it."""
+        """Record a request's inference from its start to its callback. The thread that ran it calls this."""
         track, thread = _Track(REQUESTS, f"request {number}"), threading.get_ident()
         since, before = self._ran.get(thread, ([], []))
-        ran = since or before  # nothing new: one inference served several requests
+        ran = since or before  # no new inference: one inference served several requests
         self._ran[thread] = [], ran
         ran = sorted((e for e in ran if begin <= e.begin and e.begin + e.seconds <= end), key=lambda e: e.begin)
         if self.add(_Event(track, name, "request", begin, end - begin, {})) and ran:
@@ -122,17 +123,17 @@ class Trace:
                 self._served.append((name, [waits, *ran]))
 
     def inference(self, device: str, begin: float, end: float) -> None:
-        """A thread ran an inference on a device."""
+        """Record that the calling thread ran an inference on a device."""
         event = _Event(_here(), f"inference on {device}", "inference", begin, end - begin, {"device": device})
         if self.add(event):
             self._ran.setdefault(event.track.thread, ([], []))[0].append(event)
 
     def copy(self, device: str, name: str, begin: float, seconds: float, nbytes: int) -> None:
-        """Bytes went to a device, or came from there."""
+        """Record a copy to or from a device."""
         self.add(_Event(_here(device), name, "copy", begin, seconds, {"bytes": nbytes}))
 
     def kernel(self, device: str, step: Step, begin: float, seconds: float, launches: int) -> None:
-        """A step of a plan is over just now; ``begin`` is the device's time."""
+        """Record a step that has just ended. ``begin`` is the device's time."""
         now = time.perf_counter()
         track = _here(device)
         clock = f"{device} in {track.thread}"
@@ -141,9 +142,9 @@ class Trace:
         self._step(track, clock, step, begin, seconds, launches)
 
     def kernels(self, device: str, steps: Sequence[Step], times: Sequence[float], begin: float, end: float) -> None:
-        """Steps that were one launch: it was enqueued and known to be over at these times of the host.
+        """Record the steps of one launch. ``begin`` and ``end``: the host enqueued the launch, and learned of its end.
 
-        What lies between is a little more than the steps took: they end with it.
+        This span is a little longer than the steps took. The steps are placed at its end.
         """
         track, at = _here(device), max(begin, end - sum(times))
         for i, (step, seconds) in enumerate(zip(steps, times, strict=True)):
@@ -162,14 +163,14 @@ class Trace:
         self.add(_Event(track, _short(step.node), where, begin, seconds, args, clock))
 
     def events(self, title: str = "tunewright") -> list[dict[str, Any]]:
-        """In the trace-event format: times in microseconds since the first event, tracks with their names."""
+        """Return the trace-event format: times in microseconds since the first event, and tracks with names."""
         known = list(self._events)
-        # Where both clocks are the same one, the quickest look was late by no more than the look itself.
+        # If both are the same clock, the least difference is only the delay of the reading.
         offsets = {clock: 0.0 if abs(late) < 1e-4 else late for clock, late in self._offsets.items()}
         first = min((e.begin + offsets.get(e.clock, 0.0) for e in known), default=0.0)
 
         def span(event: _Event) -> tuple[int, int]:
-            """Nanoseconds since the first event: neighbours that touch have the same one."""
+            """Nanoseconds since the first event. Neighbours that touch share a value."""
             begin = event.begin + offsets.get(event.clock, 0.0)
             return round((begin - first) * 1e9), round((begin + event.seconds - first) * 1e9)
 
@@ -197,7 +198,7 @@ class Trace:
         return found
 
     def _names(self) -> dict[int, str]:
-        """What streams did is called by the inferences of the requests that it was for."""
+        """Name each inference of a stream after the requests that it served."""
         served: dict[int, list[str]] = {}
         for name, (_, *ran) in self._served:
             for event in ran:
@@ -205,7 +206,7 @@ class Trace:
         return {key: names[0] if len(names) == 1 else f"{len(names)} inferences" for key, names in served.items()}
 
     def save(self, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
-        """Write it as JSON; ``about`` says what it is of: viewers show it, ``model`` and ``device`` as the title."""
+        """Write the trace as JSON. ``about``: facts that viewers show, with ``model`` and ``device`` as the title."""
         other = {**(about or {}), **({"dropped_events": self.dropped} if self.dropped else {})}
         title = " on ".join(os.path.basename(str(other[key])) for key in ("model", "device") if key in other)
         content = {"traceEvents": self.events(title or "tunewright"), "displayTimeUnit": "ms", "otherData": other}
@@ -217,15 +218,17 @@ class Trace:
 
 
 def _here(device: str = "") -> _Track:
-    """The calling thread's track, under the name that people know it by: stream 0, or main."""
+    """Return the calling thread's track, under its common name: stream 0, or main."""
     thread = threading.current_thread()
     name = thread.name.removeprefix("tunewright-").replace("-", " ").replace("_", " ")
     return _Track(STREAMS, "main" if thread is threading.main_thread() else name, threading.get_ident(), device)
 
 
 def _short(node: Node) -> str:
-    """A node's operation and name: viewers show the beginning of what is too narrow, and exporters begin every name
-    with the same folders and end it with the operation.
+    """Return a node's operation and the end of its name.
+
+    Viewers show only the beginning of a long name. Exporters begin all names with the same folders, and end them with
+    the operation.
     """
     op = node.op.rpartition("::")[2]
     parts = [part for part in (node.name or node.output.name).split("/") if part] or [op]
@@ -236,7 +239,7 @@ def _short(node: Node) -> str:
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """What is the same number of nanoseconds again where a viewer multiplies and cuts off."""
+    """Return microseconds that give the same nanoseconds again when a viewer multiplies and truncates them."""
     found = nanoseconds / 1000
     return found if int(found * 1000) == nanoseconds else math.nextafter(found, math.inf)
 

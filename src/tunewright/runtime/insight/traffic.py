@@ -1,4 +1,4 @@
-"""Writing down, now and then, which shapes a model met: RECORD_TRAFFIC."""
+"""Write the shapes that a model met to a file at intervals: RECORD_TRAFFIC."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..requests.request import DeviceModel
 from ..requests.request_meter import ModelMeter
 
 LOG = logging.getLogger("tunewright")
-#: seconds between two writings; what was met since is lost by a process that is killed
+#: seconds between two writes; a killed process loses the shapes since its last write
 EVERY = 60.0
 
 
 class TrafficRecorder:
-    """The recorder of one model. It holds the model weakly, and writes last when the model or the process ends."""
+    """The recorder of one model. It refers to the model weakly, and writes last when the model or the process ends."""
 
     def __init__(self, model: DeviceModel, digest: str, name: str) -> None:
         self._model, self._digest, self._name = weakref.ref(model), digest, name
@@ -44,7 +44,7 @@ class TrafficRecorder:
         self.write()
 
     def write(self) -> None:
-        """Write down what was met so far, if anything is new."""
+        """Write the shapes met so far, if any are new."""
         if os.getpid() != self._pid:
             return
         with self._lock:

@@ -1,6 +1,6 @@
-"""Asynchronous inferences: requests that are started, and a queue of requests.
+"""Asynchronous inferences: requests that can be started, and a queue of requests.
 
-They run on the streams of their model (`streams`), or in a thread that waits for them.
+The streams of the model run them (`streams`), or a thread that waits for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Startable(ABC):
-    """A request that can be started and waited for. It holds one inference at a time, and the results of the last."""
+    """A request that can be started and waited for. It holds one inference at a time, and the last results."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -35,12 +35,12 @@ class Startable(ABC):
 
     @abstractmethod
     def run(self, inputs: Inputs) -> dict[str, Any]:
-        """An inference, here and now."""
+        """Run an inference in the calling thread."""
 
     def start_async(self, inputs: Inputs = None, userdata: Any = None) -> None:
-        """Begin an inference on one of the model's streams, or as soon as one is free; see `wait`.
+        """Start an inference on one of the model's streams as soon as one is free; see `wait`.
 
-        The inputs are read while it runs: do not change them before it is over.
+        The inference reads its inputs while it runs: do not change them before it is over.
 
         >>> request.start_async({"x": image})
         >>> request.wait()
@@ -51,19 +51,19 @@ class Startable(ABC):
         self._inference = started = Inference(self, inputs)
         try:
             self._streams.submit(started)
-        except BaseException:  # no thread can be made
+        except BaseException:  # the system cannot start a thread
             self._inference = None
             raise
 
     def check_idle(self) -> None:
-        """InputError when it is running."""
+        """Raise InputError if an inference is running."""
         if self._inference is not None and not self._inference.done:
             raise InputError("the request is running", hint="wait for it, or use another one: create_infer_request()")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the started inference and its callback are over. False: ``timeout`` seconds were not enough.
 
-        Raises the error of the inference or of its callback. RequestCancelled: it was cancelled.
+        Raises the error of the inference or of its callback, and RequestCancelled if it was cancelled.
         """
         started = self._inference
         if started is None:
@@ -95,7 +95,7 @@ class Startable(ABC):
         self._callback = callback
 
     def cancel(self) -> None:
-        """Give up the started inference. If it runs already, it ends first and its results are dropped."""
+        """Cancel the started inference. If it already runs, it ends first and its results are dropped."""
         if self._inference is not None:
             self._inference.cancel()
 
@@ -103,8 +103,8 @@ class Startable(ABC):
 class AsyncInferQueue:
     """A queue of requests of one model, which keeps every stream busy with as few requests as possible.
 
-    Without ``jobs`` each stream has two requests, so that one waits when the other ends, unless the model or the
-    application asks for another number.
+    Without ``jobs`` each stream has two requests, so that one waits when the other ends. The model or the application
+    may ask for another number.
 
     >>> queue = tunewright.AsyncInferQueue(compiled)
     >>> queue.set_callback(lambda request, name: save(name, request.results["y"]))
@@ -140,7 +140,7 @@ class AsyncInferQueue:
             request.set_callback(callback)
 
     def is_ready(self) -> bool:
-        """Whether `start_async` would begin at once."""
+        """Whether `start_async` would start an inference without waiting."""
         return not self._idle.empty()
 
     def wait_ready(self) -> None:
@@ -164,7 +164,7 @@ class AsyncInferQueue:
             if ended is None:
                 break
             if isinstance(ended, Inference) and isinstance(ended.error, KeyboardInterrupt | SystemExit):
-                raise ended.error  # it was raised in this thread
+                raise ended.error  # this thread raised it
         return self._idle.get()
 
     def _over(self, request: InferRequest, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""`CompiledModel` and `InferRequest`: the interfaces for users, the same for every device."""
+"""`CompiledModel` and `InferRequest`: the user interfaces, the same for every device."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class CompiledModel(ABC):
     #: the device string that it was compiled for
     device_name: str
     settings: Settings
-    #: the threads that run what was started
+    #: the threads that run started inferences
     streams: Streams
     #: (name, op) of every node of the model as it was read
     nodes: list[tuple[str, str]]
-    #: how many requests were measured to be best; 0: nothing was
+    #: the number of requests that measured best; 0: not measured
     best_requests: int = 0
-    #: where the numbers of streams, requests and examples of a batch come from; empty: settings say the first
+    #: where the numbers of streams, requests and examples of a batch come from; empty: settings give that of streams
     streams_origin: str = ""
     #: requests that run together, as one inference
     size: int = 1
 
-    #: tuning that goes on beside it, or did
+    #: background tuning of this model, running or ended
     background: BackgroundTuning | None = None
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class CompiledModel(ABC):
     @property
     @abstractmethod
     def context(self) -> RemoteContext:
-        """The memory of its device, in which tensors may stay (docs/remote-tensors.md)."""
+        """The context of the device's memory, in which tensors may stay (docs/remote-tensors.md)."""
 
     @property
     def alone(self) -> CompiledModel:
@@ -86,7 +86,7 @@ class CompiledModel(ABC):
 
     @property
     def execution_devices(self) -> list[str]:
-        """The devices that run it."""
+        """The devices that run the model."""
         return [self.device_name]
 
     @property
@@ -103,8 +103,8 @@ class CompiledModel(ABC):
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds that compiling took, plans for further shapes included, by what they were spent on; empty where
-        several devices run it."""
+        """Seconds of compilation by phase, including plans for further shapes; empty if several devices run the model.
+        """
         return {}
 
     def get_property(self, name: str) -> Any:
@@ -115,7 +115,7 @@ class CompiledModel(ABC):
         return get(self, name)
 
     def set_property(self, config: Mapping[str, Any]) -> None:
-        """Change priorities for requests that are made from now on. Other settings are compiled in.
+        """Change priorities for requests that are made from now on. Other settings are fixed at compile time.
 
         >>> compiled.set_property({"MODEL_PRIORITY": "HIGH"})
         """
@@ -132,9 +132,9 @@ class CompiledModel(ABC):
     ) -> BackgroundTuning:
         """Tune the kernels of this model while it serves (docs/background.md).
 
-        ``budget``: seconds of work in all, None for as long as there is something to do. ``duty``: the part of the time
-        that may be spent on work, in per cent (BACKGROUND_DUTY). ``until``: end when the model is this many times
-        as fast as now. ``again``: also layers whose answer is known. ``report`` is called with news, by another thread.
+        ``budget``: the total seconds of work; None: until nothing is left to do. ``duty``: the share of time to spend
+        on work, in per cent (BACKGROUND_DUTY). ``until``: stop when the model has this speed-up over now. ``again``:
+        also tune layers with known answers. ``report``: another thread calls it with news.
 
         >>> tuning = compiled.tune_in_background(duty=10, until=1.2)
         >>> tuning.status().gain
@@ -145,7 +145,7 @@ class CompiledModel(ABC):
     def traffic(self) -> list[Met]:
         """Return the shapes that the model met so far, with counts and times; needs RECORD_TRAFFIC = YES.
 
-        They are in the order of their total time. Only shapes are recorded, never data.
+        They are in the order of their total time. The model records only shapes, never data.
 
         >>> compiled.traffic()[0].shapes
         """
@@ -168,7 +168,8 @@ class CompiledModel(ABC):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run once, on a request that is kept for the next call; arguments as those of `InferRequest.infer`."""
+        """Run once, on a request that the model keeps for the next call. The arguments are those of
+        `InferRequest.infer`."""
         try:
             request = self._idle.get_nowait()
         except queue.Empty:
@@ -176,26 +177,26 @@ class CompiledModel(ABC):
         try:
             return request.infer(inputs, remote=remote, outputs=outputs)
         finally:
-            request.results = {}  # they are the caller's alone: nobody can ask this request for them
+            request.results = {}  # the results belong to the caller: no user can reach this request
             self._idle.put(request)
 
     infer = __call__
 
 
 class InferRequest(Startable):
-    """One inference at a time, with its own memory and counters."""
+    """A request: runs one inference at a time, with its own memory and counters."""
 
     def __init__(self, model: CompiledModel) -> None:
         super().__init__(model.streams)
         self.model = model
-        #: inputs and outputs that `set_tensor` was given
+        #: tensors from `set_tensor`, for inputs and for outputs
         self._given: dict[str, Any] = {}
         self._into: dict[str, Any] = {}
 
     def continue_on_device(self, states: Mapping[str, str]) -> None:
-        """Keep some outputs in the device's memory, as RemoteTensors: the next inference takes each for an input.
+        """Keep some outputs in the device's memory, as RemoteTensors, for the next inference to take as inputs.
 
-        ``states``: the outputs by the inputs. They hold until the inference behind the next one begins.
+        ``states``: the output for each input. An output stays valid until the inference after the next one begins.
         """
 
     def set_tensor(self, name: str, tensor: Any) -> None:
@@ -216,7 +217,7 @@ class InferRequest(Startable):
             known[name] = tensor
 
     def get_tensor(self, name: str) -> Any:
-        """An input's tensor (what was set, or else memory to fill), or an output's last result.
+        """Return an input's tensor (from `set_tensor`, or new memory to fill), or an output's last result.
 
         >>> request.get_tensor("x")[:] = frame
         >>> request.infer()
@@ -242,11 +243,12 @@ class InferRequest(Startable):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run an inference: outputs by name for inputs by name (or in order). The returned arrays are yours.
+        """Run an inference. Return outputs by name for inputs by name (or in order). The caller owns the returned
+        arrays.
 
-        Inputs that are not given are those of `set_tensor`. They may be tensors of any library that speaks DLPack, in
-        the device's memory or the host's, and `RemoteTensor`s; all are used in place. With ``remote`` the results are
-        `RemoteTensor`s, which stay on the device; ``outputs`` names tensors to write results to. See
+        Tensors from `set_tensor` replace missing inputs. Inputs may be `RemoteTensor`s, or tensors of any library that
+        speaks DLPack, in the device's memory or the host's. All are used in place. With ``remote`` the results are
+        `RemoteTensor`s, which stay on the device. ``outputs`` names tensors to write results to. See
         docs/remote-tensors.md and docs/async.md.
 
         >>> y = torch.from_dlpack(request.infer({"x": torch.ones(1, 3, device="cuda")}, remote=True)["y"])
@@ -275,10 +277,10 @@ class InferRequest(Startable):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What `infer` does. An implementation asks `completed` for what `set_tensor` was given."""
+        """Do what `infer` does. Implementations call `completed` to get the tensors of `set_tensor`."""
 
     def completed(self, inputs: Any, outputs: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
-        """Add the tensors of `set_tensor` for inputs that are missing."""
+        """Fill missing inputs and outputs with the tensors of `set_tensor`."""
         if inputs is None:
             inputs = self._given
         elif self._given and isinstance(inputs, Mapping):

@@ -1,4 +1,4 @@
-"""Runs plans with memory of its own. One executor per request: never two inferences at a time in it."""
+"""Run plans with memory of their own. Each request has one executor, which runs one inference at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Values = MutableMapping[int, Any]
 
 
 class Executor:
-    """Frames, a queue, and counters when they are wanted."""
+    """The frames and the queue of a request, and its counters if they are wanted."""
 
     def __init__(
         self, device: Device, counters: Counters | None = None, max_tensor_bytes: int = 0, hints: Hints | None = None
@@ -38,34 +38,34 @@ class Executor:
         self.counters, self.max_tensor_bytes = counters, max_tensor_bytes
         self._hints = hints or Hints()
         self.queue = device.request_queue(self._hints)
-        #: of all loops, since the inference began
+        #: iterations of all loops since the inference began
         self.iterations = 0
-        #: seconds that copies to and from the device took so far, where that is counted
+        #: seconds spent so far on copies to and from the device, counted only with counters
         self.copied = 0.0
-        #: a frame keeps its plan, so nothing is gained by weak keys, which take ten times as long
+        #: The keys are strong: a frame keeps its plan anyway, and weak keys take ten times as long.
         self._frames: dict[Plan, Frame] = {}
-        #: numbers of inputs, each with that of the output which the next inference takes in its place
+        #: pairs of an input's number and the number of the output that replaces it in the next inference
         self.continued: Sequence[tuple[int, int]] = ()
 
     def frames(self) -> list[tuple[Plan, Frame]]:
-        """The memory that is held for each plan that has run."""
+        """The plans that have frames, with their frames."""
         return list(self._frames.items())
 
     def prepare(self, plan: Plan) -> Frame:
-        """Make the memory for a plan. Another thread may do it while an inference by another plan runs here."""
+        """Make the frame for a plan. Another thread may do this while an inference by another plan runs here."""
         frame = self._frames[plan] = Frame(plan, self.queue, self.counters is not None, self.continued)
         return frame
 
     def has(self, plan: Plan) -> bool:
-        """There is memory for a plan. Any thread may ask."""
+        """Whether the executor has a frame for a plan. Any thread may ask."""
         return plan in self._frames
 
     def frame(self, plan: Plan) -> Frame | None:
-        """The memory that is held for a plan; None: it did not run."""
+        """The frame for a plan; None: the executor has none."""
         return self._frames.get(plan)
 
     def forget(self, plan: Plan) -> None:
-        """Give up the memory for a plan."""
+        """Give up the frame for a plan."""
         self._frames.pop(plan, None)
 
     @property
@@ -77,10 +77,10 @@ class Executor:
         self, program: Program, inputs: Sequence[Any], stay: Stay | None = None, plan: Plan | None = None,
         sizes: tuple[int, ...] | None = None,
     ) -> list[Any]:  # fmt: skip
-        """One pass through a program, by its plan for these inputs if that is known, and what its symbols are; the
-        results are the caller's.
+        """Run a program once. The caller owns the results.
 
-        With ``stay`` tensors stay in the device's memory, and may still be being computed.
+        ``plan`` and ``sizes``: the plan for these inputs and the values of its symbols, if they are known. With
+        ``stay`` tensors stay in the device's memory, and kernels may still be computing them.
         """
         plan = plan or program.plan_for(inputs)
         if stay is not None and plan.template is not None and plan.template.states:
@@ -113,7 +113,7 @@ class Executor:
                 made = self._results(frame, values, inputs, stay, record)
         except BaseException:
             queue.forget()
-            queue.finish()  # what runs still writes to memory that is given up here
+            queue.finish()  # running kernels still write to memory that is given up here
             raise
         if frame.decision is not None:
             frame.decision.learn(inputs, slot_value(frame, values, frame.decision.condition))
@@ -122,7 +122,7 @@ class Executor:
         return self._completed(frame, values, made, stay)
 
     def _decided(self, decision: Decision, branch: Program, inputs: Sequence[Any]) -> list[Any]:
-        """A plan whose results a branch makes, which is known."""
+        """Return the outputs of a plan from the branch that its inputs are known to choose."""
         try:
             made = self.run(branch, inputs)
         except (ExecutionError, MemoryError) as error:
@@ -130,20 +130,20 @@ class Executor:
         return [made[i] for i in decision.outputs]
 
     def _copy_inputs(self, frame: Frame, values: Values) -> None:
-        """Inputs to the device's memory."""
+        """Copy the inputs to the device's memory."""
         begin, queue = time.perf_counter(), self.queue
         for at, memory in frame.copies:
             if values[at] is memory:
                 continue
             queue.put(values[at], memory)
-            if type(values[at]) is not np.ndarray:  # a caller's, which kernels need not know
+            if type(values[at]) is not np.ndarray:  # a tensor of the caller: kernels use the copy
                 values[at] = memory
         if self.counters is not None:
             queue.finish()
             self._copied(self.counters, "inputs", begin, [memory for _, memory in frame.copies])
 
     def _new_results(self, frame: Frame, values: Values, inputs: Sequence[Any], stay: Stay | None) -> Any:
-        """Memory for results that stay or grow, or are large: arrays each of its own, unless they may share a piece."""
+        """Make memory for results that stay, grow or are large: one array each, unless they may share a piece."""
         results = frame.results
         if results.piece and not frame.filling and stay is not None and not stay.into:
             return results.new(values)
@@ -158,7 +158,7 @@ class Executor:
         return None
 
     def invoke(self, frame: Frame, values: Values) -> None:
-        """All segments, one after the other."""
+        """Run all segments, one after the other."""
         watched = self.counters is not None or profiler_ranges.active is not None
         one: BoundSegment | None = None
         try:
@@ -180,7 +180,7 @@ class Executor:
             _raise(error, one.segment.steps[0])
 
     def _special(self, frame: Frame, one: BoundSegment, values: Values) -> None:
-        """A segment with loops, or control flow that is run from here."""
+        """Run a segment that has loops or control flow, or that this executor runs itself."""
         bound = one.bound
         if bound is None:
             self._control(frame, one.segment.steps[0], values)
@@ -205,13 +205,13 @@ class Executor:
                     values[slot] = used(ragged, frame.rooms[ragged], values[slot], bound.loops.counted)
 
     def _escaped(self, frame: Frame, one: BoundSegment, loops: Loops, values: Values) -> list[Node]:
-        """Run control flow that a launch has left, and what is behind it. Answers which."""
+        """Run the control flow that a launch has left to the host, then the rest of the segment. Return its nodes."""
         found: list[Node] = []
         while (number := loops.left()) is not None:
             step = one.segment.steps[number]
             found.append(step.node)
             for i in (slot for slot, _, _, node in one.ragged if node is step.node):
-                values[i] = None  # the room that it had
+                values[i] = None  # drops the room that it had
             self._control(frame, step, values)
             loops.allow(max(0, one.most - self.iterations), anew=False)
             assert one.bound is not None
@@ -234,7 +234,7 @@ class Executor:
                 queue.put(made, there)
 
     def watch(self, frame: Frame, one: BoundSegment, values: Values) -> None:
-        """A segment that is counted, or that others' time lines show."""
+        """Run a segment that counters record or that an outside profiler shows."""
         watched, steps = profiler_ranges.active, one.segment.steps
         if watched is None:
             self._counted(frame, one, values)
@@ -262,7 +262,8 @@ class Executor:
     def _results(
         self, frame: Frame, values: Values, inputs: Sequence[Any], stay: Stay | None, record: Any
     ) -> list[Any]:
-        """A plan's outputs, finished and where the caller wants them; None where what follows makes them."""
+        """Return a plan's outputs, finished and where the caller wants them. None stands for outputs of a later
+        program."""
         plan, queue = frame.plan, self.queue
         for i, name in () if record is None else frame.results.after:
             values[i] = record[name]
@@ -286,7 +287,7 @@ class Executor:
         return made if isinstance(made, list) else list(made)
 
     def _completed(self, frame: Frame, values: Values, made: Sequence[Any], stay: Stay | None) -> list[Any]:
-        """The outputs with those that follow behind a plan, and copies of those that share memory."""
+        """Add the outputs of the program that follows a plan, and copy outputs that share memory."""
         plan, rest = frame.plan, list[Any]()
         if plan.rest is not None:
             given = self.queue.fetch([slot_value(frame, values, i) for i in plan.rest_inputs])
@@ -298,14 +299,14 @@ class Executor:
         return outputs
 
     def _copied(self, counters: Counters, name: str, begin: float, moved: Sequence[Any]) -> None:
-        """What was in or is now in the device's memory was copied since ``begin``."""
+        """Record a copy to or from the device that took the time since ``begin``."""
         end = time.perf_counter()
         self.copied += end - begin
         nbytes = sum(array.nbytes for array in moved if hasattr(array, "nbytes") and not isinstance(array, np.ndarray))
         counters.record_copy(name, begin, end, nbytes)
 
     def _check_reports(self) -> None:
-        """Raise what kernels that have finished say of their inputs."""
+        """Raise the errors that finished kernels report about their inputs."""
         if self.queue.watching:
             try:
                 self.queue.check()
@@ -314,7 +315,7 @@ class Executor:
 
 
 def slot_value(frame: Frame, values: Values, i: int) -> Any:
-    """What is in a slot; None for -1."""
+    """The value in a slot; None for slot -1."""
     if i < 0:
         return None
     return values[i] if i in values else frame.memory[i]
@@ -325,7 +326,7 @@ def _where(step: Step) -> str:
 
 
 def _raise(error: ExecutionError | MemoryError, step: Step) -> NoReturn:
-    """Raise an error with its step, where it says nothing of that."""
+    """Raise an error, and add the step if the error names no place."""
     if isinstance(error, MemoryError):
         raise ExecutionError("not enough memory", where=_where(step)) from error
     if error.where:
@@ -334,6 +335,7 @@ def _raise(error: ExecutionError | MemoryError, step: Step) -> NoReturn:
 
 
 def _located(error: KernelError) -> ExecutionError:
-    """What the user is told of a kernel's report: with the step, which may be one in a body."""
+    """Turn a kernel's report into the error for the user. It names the step, which may be in a body."""
     subject = error.subject
-    return error.at(_where(subject if isinstance(subject, Step) else subject.step))  # the other one: in a body
+    # otherwise the subject has a step in a body
+    return error.at(_where(subject if isinstance(subject, Step) else subject.step))

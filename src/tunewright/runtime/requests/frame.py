@@ -1,4 +1,4 @@
-"""A request's memory for one plan, and the plan's executables bound to it."""
+"""The memory of a request for one plan, and the executables of the plan bound to it."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from ..plans.template import SPARE, Fit, Template
 from .result_memory import Results, ResultSlot
 from .room import Room
 
-#: flags of arrays whose elements lie one behind the other, each where its type may be: C_CONTIGUOUS, ALIGNED
+#: numpy's flags C_CONTIGUOUS and ALIGNED: the array has no gaps and every element is aligned
 IN_ORDER = 0x1 | 0x100
 
 
 @dataclass(eq=False)
 class BoundSegment:
-    """A segment of a plan with a request's memory."""
+    """A segment of a plan, bound to the memory of a request."""
 
     segment: Segment
-    #: None: the request runs it
+    #: None: the request runs the segment itself
     bound: Bound | None
-    #: `Bound.invoke`, where nothing else is to be done
+    #: `Bound.invoke`, if the segment needs nothing else
     invoke: Callable[[MutableMapping[int, Any]], None] | None
-    #: values that nobody reads behind it
+    #: slots whose values no later segment reads
     release: tuple[int, ...]
-    #: iterations that all loops of an inference may take
+    #: the most iterations that all loops of an inference may take together
     most: int
-    #: outputs that become as long as a loop: slot, what it is, the slot that says how long at most, and the node
+    #: outputs as long as a loop runs: slot, description, slot of the maximal length (-1: none), node
     ragged: list[tuple[int, Ragged, int, Node]]
 
 
 class Frame:
-    """A request's memory for one plan: the arena, every slot that does not change, and what runs."""
+    """The memory of a request for one plan: the arena, all slots that do not change, and the bound segments."""
 
     def __init__(
         self, plan: Plan, queue: Queue, counted: bool = False, continued: Sequence[tuple[int, int]] = ()
@@ -56,81 +56,81 @@ class Frame:
         self.plan, self.queue, device = plan, queue, plan.device
         template = plan.template
         self.arena = device.alloc(plan.arena_bytes) if plan.arena_bytes and template is None else None
-        #: the sizes that everything here is for, where the plan is for a class of shapes
+        #: the sizes that the frame is fitted to, if the plan serves a class of shapes
         self.sizes: tuple[int, ...] | None = None
-        #: what lies in the same place in each inference, by slot
+        #: values that stay in the same place in every inference, by slot
         self.memory: list[Any] = [None] * len(plan.slots)
-        #: outputs that share their bytes with an input, a weight or another one: the caller gets copies
+        #: outputs that share bytes with an input, a weight or another output: the caller gets copies
         self.copied = plan.shared_outputs()
-        #: inputs that are copied to the device at each inference, and where to
+        #: inputs that each inference copies to the device, with their destinations
         self.copies: list[tuple[int, Any]] = []
-        #: memory for sizes that change, on a device with memory of its own
+        #: memory for changing sizes, on a device with memory of its own
         self.room = None if template is None or device.shares_memory else Room(plan, queue, self.memory, continued)
         found = self._place()
         arena = {i for i, slot in enumerate(plan.slots) if slot.place is SlotPlace.ARENA and template is not None}
         fitted = arena if self.room is None else self.room.slots
         self.segments = [one for segment in plan.segments for one in self._bind(segment, fitted, counted)]
         seen = {i for one in self.segments if not _takes_addresses(one) for i in one.segment.slots}
-        # control flow that a launch may leave to the request
+        # A launch may leave control flow to the request, which then needs arrays.
         escaping = [s for one in self.segments for s in one.segment.steps if s.block is not None and s.block.escapes]
         seen |= {i for step in escaping for i in (*step.ins, *step.outs) if i >= 0}
-        #: slots in the arena that are arrays for somebody, where those change with sizes
+        #: arena slots that the host uses as arrays and whose shapes change with sizes
         self._viewed = arena & seen
-        #: slots of results that are arrays for somebody while it runs
+        #: result slots that are used as arrays during the inference
         self._arrays = {one.slot for one in found} & seen
         states = () if template is None else template.states
-        #: inputs that are to lie in order
+        #: inputs that must be contiguous
         self._in_order = [i for i in range(len(plan.inputs)) if template is None or i not in template.apart]
-        #: inputs that results continue, and those results: they are told where these are
+        #: Inputs that results continue, and those results: their segments receive the addresses.
         self._pasts = [(one.input, plan.inputs[one.input]) for one in states if plan.inputs[one.input] not in seen]
         grown = {one.storage for one in states}
         self._grown = [one for one in found if one.storage in grown and one.slot not in seen]
         found = [one for one in found if one not in self._grown]
-        #: how large ragged outputs may become, for the sizes at hand
+        #: the maximal size of each ragged output, for the current sizes
         ragged = [one for each in self.segments for _, one, _, _ in each.ragged]
         self.rooms = {one: RaggedRoom.of(one, lambda number: int(hint(number))) for one in ragged}
-        #: results that grow; None: there are none
+        #: results that grow; None: the plan has none
         self.growing = Growing(states) if states else None
-        #: of steps that append: where their table says whether the past is copied, and how far its rows are apart
+        #: For each appending step: its table, and the entries for "copy the past" and for the distance of rows.
         self._appends = [self._words(state.step, "COPY", "PAST_STEP") for state in states]
-        #: outputs that do not grow, each with its slot; -1: what follows makes it
+        #: outputs that do not grow, each with its slot; -1: a later program makes it
         grows = {one.output for one in states}
         self.outputs = [
             (at, i if kind == "slot" else -1) for at, (kind, i) in enumerate(plan.outputs) if at not in grows
         ]
-        #: the sizes of inputs of which those that grow are known to be right
+        #: The pattern does not check these inputs again: `growing` knows that their sizes are right.
         known = frozenset(one.input for one in states)
         self._beside = replace(template.pattern, known=known) if template is not None and states else None
         self._others = [at for at in range(len(plan.inputs)) if at not in known]
-        #: what constants consist of that are sizes
+        #: the sizes that constants consist of
         self._filled: dict[int, list[int]] = {}
-        #: inputs with room that this inference writes into, and of steps that may do so where their table says it
+        #: `filling`: inputs with room that this inference writes into. `fills`: steps that can do so, with their table.
         self.filling: list[tuple[Filled, np.ndarray[Any, Any]]] = []
         self.fills: list[tuple[Filled, Any, int]] = []
         for filled in plan.filled:
             table, (copy,) = self._words(filled.step, "COPY")
             self.fills.append((filled, table, copy))
-        #: where it only decides which branch of an If is run
+        #: set if the plan only decides which branch of an If runs
         self.decision = None if counted else Decision.of(plan)
-        #: what is made anew; where results are copied to the host, their memory is the frame's
+        #: results made anew by each inference; where results are copied to the host, the frame owns their memory
         self.results = self._results_in(found, plan.results if device.shares_memory else {})
-        #: they are others for other sizes
+        #: whether the results differ for other sizes
         self._results_vary = template is not None and any(
             template.varies(one.slot, one.storage) for one in self.results.found
         )
-        #: the same for sizes that there were
+        #: results for earlier sizes
         self._known: weakref.WeakKeyDictionary[Fit, Results] = weakref.WeakKeyDictionary()
 
     def _results_in(self, found: Sequence[ResultSlot], nbytes: Mapping[int, int]) -> Results:
         template = self.plan.template
         grown = {one.storage for one in self._grown}
         made = {storage: size for storage, size in nbytes.items() if storage not in grown}
-        # what grows and is an array for somebody is in memory of its own
+        # Results that grow and are used as arrays have memory of their own.
         share = template is None or not any(state.storage in made for state in template.states)
         return Results(self.plan, found, made, self._arrays, share)
 
     def _place(self) -> list[ResultSlot]:
-        """Memory for every slot that stays where it is; the others, of results."""
+        """Make the memory for all slots that stay in place. Return the result slots, which do not."""
         found = []
         plan, device, template = self.plan, self.plan.device, self.plan.template
         shared = device.shares_memory
@@ -145,7 +145,7 @@ class Frame:
             if slot.place is SlotPlace.CONST:
                 filled = template is not None and i in template.constants and slot.const is not None
                 self.memory[i] = slot.const.copy() if filled and slot.const is not None else slot.const
-            elif slot.place is SlotPlace.ARENA and template is None:  # else see `fit`
+            elif slot.place is SlotPlace.ARENA and template is None:  # with a template: see `fit`
                 assert self.arena is not None and type is not None
                 self.memory[i] = device.view(self.arena, plan.arena_offsets[slot.storage] + slot.offset, type)
             elif slot.place is SlotPlace.RESULT and shared:
@@ -160,7 +160,8 @@ class Frame:
         return found
 
     def _bind(self, segment: Segment, arena: set[int], counted: bool) -> list[BoundSegment]:
-        """A segment; each step by itself where they are counted and their executable does not tell their times."""
+        """Bind a segment. Bind each step by itself if steps are counted and the executable does not report their times.
+        """
         executable, steps = segment.executable, segment.steps
         untold = counted and executable is not None and not executable.timed
         if untold and (len(steps) > 1 or steps[0].block is not None):
@@ -178,7 +179,7 @@ class Frame:
         return [BoundSegment(segment, bound, invoke, release, most, ragged)]
 
     def _words(self, step: int, *names: str) -> tuple[Any, list[int]]:
-        """Where the numbers stand that a linked step is given."""
+        """Find a linked step's table, and the positions of the named numbers in it."""
         for one in self.segments:
             if self.plan.steps[step] in one.segment.steps and one.bound is not None:
                 return one.bound.words(one.segment.steps.index(self.plan.steps[step]), names)
@@ -192,21 +193,22 @@ class Frame:
 
     @property
     def nbytes(self) -> int:
-        """Memory of what runs."""
+        """Bytes that the bound segments hold."""
         return sum(one.bound.nbytes for one in self.segments if one.bound is not None)
 
     def touch(self) -> None:
-        """Have the system give pages to its memory now, and not while somebody waits. Nobody uses it yet."""
+        """Make the system map the pages of the arena now, not during an inference. Call it before the frame is in use.
+        """
         if isinstance(self.arena, np.ndarray):
             self.arena.fill(0)
 
     def take(
         self, inputs: Sequence[Any], may_fill: bool, sizes: tuple[int, ...] | None = None
     ) -> tuple[Sequence[Any], dict[int, Any]]:
-        """Have everything ready for these inputs; answer them without gaps, and what is in which slot.
+        """Prepare the frame for these inputs. Return the inputs without gaps, and the values by slot.
 
-        ``may_fill``: those that were let go may be written into. ``sizes``: the values of the plan's symbols, where
-        they are known.
+        ``may_fill``: the inference may write into inputs that their owner gave up. ``sizes``: the values of the plan's
+        symbols, if they are known.
         """
         for i in self._in_order:
             value = inputs[i]
@@ -224,7 +226,7 @@ class Frame:
         return inputs, values
 
     def fit(self, inputs: Sequence[Any], sizes: tuple[int, ...] | None = None) -> None:
-        """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""
+        """Fit the frame to the sizes of these inputs. Only for plans that serve a class of shapes."""
         plan, template = self.plan, self.plan.template
         assert template is not None
         sizes = sizes or template.pattern.sizes(inputs)
@@ -241,9 +243,9 @@ class Frame:
         fit = template.fit(sizes, spare)
         assert fit is not None, "the plan is of another class of shapes"
         if fit.arena_bytes and (self.arena is None or self.arena.nbytes < fit.arena_bytes):
-            self.arena = None  # before there is another one
+            self.arena = None  # frees the old arena before the new one is allocated
             self.arena = plan.device.alloc(fit.arena_bytes if self.sizes is None else fit.arena_bytes * 5 // 4)
-        self.sizes = None  # until all of it is done: memory may run out, or Ctrl-C come
+        self.sizes = None  # stays None if memory runs out or Ctrl-C interrupts the work below
         values, begin = fit.values, 0 if self.arena is None else address(self.arena)
         for each in self.segments:
             if each.bound is not None and _takes_addresses(each):
@@ -261,8 +263,8 @@ class Frame:
         self.sizes = (*sizes, spare)
 
     def _fit_room(self, room: Room, sizes: tuple[int, ...], inputs: Sequence[Any]) -> None:
-        """The same on a device with memory of its own."""
-        self.sizes = None  # until all of it is done
+        """Do what `fit` does, on a device with memory of its own."""
+        self.sizes = None  # stays None if the work below is interrupted
         fit, largest, layout = room.fit(sizes, inputs)
         self.copies = room.copies()
         for each in self.segments:
@@ -271,7 +273,7 @@ class Frame:
         self.sizes = (*sizes, SPARE)
 
     def _fitted_results(self, fit: Fit, template: Template) -> Results:
-        """Results of these sizes: those that there are, if they are alike."""
+        """Return the results for these sizes, and reuse the present ones if they are equal."""
         known, now = self._known.get(fit), self.results
         if known is not None:
             return known
@@ -302,8 +304,10 @@ class Frame:
                 each.bound.expect()
 
     def following(self, inputs: Sequence[Any]) -> tuple[tuple[int, ...], int] | None:
-        """The values of the plan's symbols, and rows to spare, for inputs that continue the last results; None: they do
-        something else."""
+        """Return the values of the plan's symbols and the spare rows, for inputs that continue the last results.
+
+        None: the inputs do not continue them.
+        """
         if self._beside is None:
             return None
         assert self.growing is not None
@@ -314,7 +318,8 @@ class Frame:
         return None if sizes is None else (sizes, spare - MOST_NEW)
 
     def _append(self, growing: Growing, inputs: Sequence[Any]) -> None:
-        """Say how the past comes into the memory of each result that continues it, and where both are."""
+        """Tell the appending steps whether they copy the past, and give the segments the addresses of past and result.
+        """
         if growing.stays:
             return
         for (table, (copy, step)), (copies, apart) in zip(self._appends, growing.copied, strict=True):
@@ -327,7 +332,10 @@ class Frame:
                 each.bound.place(places)
 
     def fill(self, inputs: Sequence[Any], may: bool) -> None:
-        """Decide for each input with room whether the result is written into it; ``may``: nobody says where it goes."""
+        """Decide for each input with room whether the inference writes the result into it.
+
+        ``may``: the caller named no place for the results.
+        """
         self.filling = []
         for filled, table, copy in self.fills:
             array = inputs[filled.input]
@@ -338,7 +346,7 @@ class Frame:
 
 
 def is_plain(value: Any) -> bool:
-    """An array whose elements lie one behind the other, each where its type may be."""
+    """Whether a value is a contiguous, aligned numpy array."""
     return type(value) is np.ndarray and value.flags.num & IN_ORDER == IN_ORDER
 
 

@@ -1,4 +1,4 @@
-"""One started inference: the first thread that calls it runs it, and waiting threads learn its end."""
+"""One started inference. The first thread that calls it runs it, and waiting threads learn when it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("tunewright")
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Any
-#: is called after an inference with the request and the ``userdata`` of `start_async`
+#: called after an inference with the request and the ``userdata`` of `start_async`
 Callback = Callable[[Any, Any], object]
 
 

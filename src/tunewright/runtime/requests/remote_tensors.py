@@ -17,32 +17,31 @@ from ..plans.plan import Plan, SlotPlace
 
 
 def is_lent(value: object) -> bool:
-    """A caller's tensor, which is used in place. Arrays of numpy are the common case of the host's."""
+    """Whether a value is a caller's tensor, used in place. numpy arrays are the host's common case and do not count."""
     return not isinstance(value, np.ndarray) and (isinstance(value, RemoteTensor) or dlpack.is_tensor(value))
 
 
 def on_host(value: Any) -> np.ndarray[Any, Any]:
-    """The same, where only the host can use it: an element of a list."""
+    """Return a lent tensor as an array of the host. Lists need it, because only the host can use their elements."""
     return value.numpy() if isinstance(value, RemoteTensor) else host_array(value)
 
 
 class Stay:
-    """What becomes of a request's outputs: some are written where the caller says, the others stay on the device if
-    they are to be ``remote``."""
+    """The destinations of a request's outputs: tensors of the caller, the device's memory (``remote``), or the host."""
 
     def __init__(
         self, remote: bool, into: Mapping[int, Any], names: Mapping[int, str], kept: Collection[int] = ()
     ) -> None:  # fmt: skip
-        #: ``kept``: numbers of outputs that the request's next inference takes, and that stay on the device for it
+        #: ``kept``: numbers of outputs that stay on the device, because the request's next inference takes them
         self.remote, self.kept = remote, frozenset(kept)
-        #: number of an output -> an array, of the device or of the host, that it is written to; and what it is called
+        #: by an output's number: the array (of the device or the host) to write it to, and its name
         self.into, self.names = dict(into), dict(names)
 
     @staticmethod
     def of(
         outputs: Mapping[str, Any] | None, declared: Mapping[str, Type | None], remote: bool, queue: Queue
     ) -> Stay:  # fmt: skip
-        """As a caller asks for it: ``outputs`` are tensors to write to, by name."""
+        """Make it from a caller's arguments. ``outputs``: tensors to write to, by name."""
         into: dict[int, Any] = {}
         names = list(declared)
         for name, tensor in (outputs or {}).items():
@@ -59,7 +58,7 @@ class Stay:
         return Stay(remote, into, {at: names[at] for at in into})
 
     def rest(self, plan: Plan) -> Stay:
-        """The same for what runs behind a plan: its outputs have numbers of their own."""
+        """Return the destinations for the program that follows a plan, whose outputs have other numbers."""
         numbers = {at: i for at, (kind, i) in enumerate(plan.outputs) if kind == "rest" and at in self.into}
         return Stay(self.remote, {i: self.into[at] for at, i in numbers.items()},
                     {i: self.names[at] for at, i in numbers.items()},
@@ -68,7 +67,7 @@ class Stay:
     def storages(
         self, plan: Plan, inputs: Sequence[Any], shapes: Mapping[int, tuple[int, ...]], sizes: Mapping[int, int]
     ) -> dict[int, Any]:
-        """Storages of a plan that are the caller's memory as it is, where host and device share memory.
+        """Find the storages of a plan that may lie in the caller's memory. For devices that share the host's memory.
 
         ``shapes`` of slots and ``sizes`` of storages in bytes are those of this inference.
         """
@@ -80,7 +79,7 @@ class Stay:
                 continue
             if shapes.get(i) != array.shape:
                 continue
-            # Kernels may write a storage before they have read all inputs, and count on how it is aligned.
+            # Kernels may write a storage before they have read all inputs, and rely on its alignment.
             fits = sizes[slot.storage] == array.nbytes and array.flags.c_contiguous and not address(array) % 64
             others = [v for v in (*inputs, *found.values()) if isinstance(v, np.ndarray)]
             if fits and array.size and not any(np.may_share_memory(array, x) for x in others):
@@ -88,8 +87,11 @@ class Stay:
         return found
 
     def keep(self, plan: Plan, values: Sequence[Any], queue: Queue, in_place: Collection[int]) -> list[Any]:
-        """A plan's outputs on a device with memory of its own: written to ``into``, copied there, or fetched. Those
-        that are ``in_place`` stay there until the next inference is over."""
+        """Write a plan's outputs to ``into``, copy them on the device, or fetch them. For devices with memory of their
+        own.
+
+        Outputs in ``in_place`` stay where they are until the next inference is over.
+        """
         found: list[Any] = []
         for at, value in enumerate(values):
             if at in self.into and value is not None:
@@ -123,8 +125,9 @@ class Stay:
     def results(
         self, made: Sequence[Any], names: Sequence[str], given: Mapping[str, Any], context: RemoteContext, queue: Queue
     ) -> dict[str, Any]:
-        """What the caller gets: the tensors that were given, remote ones, and what no device has (lists, strings)."""
-        for at, array in self.into.items():  # where memory is shared, it may be there already
+        """Return the caller's results: the given tensors, remote tensors, and values that no device has (lists,
+        strings)."""
+        for at, array in self.into.items():  # in shared memory the result may already be in place
             if made[at] is not array and not (array.size and address(made[at]) == address(array)):
                 self.write(at, made[at], queue)
         ready = queue.settle() if self.remote else None
@@ -142,7 +145,7 @@ class Stay:
 
 
 def adopt(queue: Queue, value: Any, where: str, writable: bool = False) -> Any:
-    """A lent tensor as an array of the queue's device, or of the host; an error says which tensor it was."""
+    """Return a lent tensor as an array of the queue's device or of the host. Errors name the tensor (``where``)."""
     try:
         return queue.adopt(value, writable)
     except InputError as error:

@@ -37,7 +37,7 @@ from .streams import Streams
 class DeviceModel(CompiledModel):
     """A model on one device."""
 
-    #: all of them
+    #: all instances that are alive
     live: ClassVar[WeakSet[DeviceModel]] = WeakSet()
 
     def __init__(
@@ -48,16 +48,16 @@ class DeviceModel(CompiledModel):
         streams: int = 1,
         consume: bool = False,
     ) -> None:
-        """``consume``: the graph's weights are nobody else's."""
+        """``consume``: nobody else uses the weights of the graph."""
         super().__init__()
         self.graph, self.env = graph, env
         self.streams = exclusive(env.device.name) if env.settings.exclusive_async_requests else Streams(streams)
         self.settings, self.device_name = env.settings, env.device.name
         self.nodes = list(nodes)
         self.requests: WeakSet[DeviceRequest] = WeakSet()
-        #: what it notes of its requests; None: nothing
+        #: records traffic and activity of the requests; None: nothing is recorded
         self.meter: ModelMeter | None = None
-        #: two plans that requests take in turns at the moment
+        #: the trial of two plans that is going on, if any
         self.trial: PlanTrial | None = None
         #: starts tuning beside the model; `Core` sets it
         self.background_starter: Callable[..., BackgroundTuning] | None = None
@@ -122,7 +122,7 @@ _LOCK = threading.Lock()
 
 
 def exclusive(device: str) -> Streams:
-    """EXCLUSIVE_ASYNC_REQUESTS: the one stream of all models of a device that ask for it."""
+    """Return the one stream that all models of a device with EXCLUSIVE_ASYNC_REQUESTS share."""
     with _LOCK:
         found = _EXCLUSIVE.get(device)
         if found is None:
@@ -131,19 +131,19 @@ def exclusive(device: str) -> Streams:
 
 
 def of_one_device(compiled: CompiledModel) -> DeviceModel:
-    """The model itself, for single examples; DeviceError where several devices run it."""
+    """Return the model that runs single requests. Raise DeviceError if several devices run it."""
     compiled = compiled.alone
     if isinstance(compiled, DeviceModel):
         return compiled
     raise DeviceError(f"the model is on {compiled.device_name}, which is several", hint="name one, CPU for example")
 
 
-#: a time; seconds of waiting for kernels, launches and seconds of copies so far
+#: a time, and totals up to then: seconds of waiting for kernels, launches, seconds of copies
 _Moment: TypeAlias = tuple[float, float, int, float]
 
 
 def _nothing() -> None:
-    """As the reference to what is gone."""
+    """Stands in for a dead weak reference."""
 
 
 class DeviceRequest(InferRequest):
@@ -156,19 +156,19 @@ class DeviceRequest(InferRequest):
         self.counters = Counters(model.device_name) if model.settings.perf_count else None
         hints = Hints(model.settings.gpu_queue_priority, model.settings.gpu_queue_throttle)
         self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes, hints)
-        #: before and after the last inference: the time, seconds of waiting and launches, seconds of copies
+        #: the moments before and after the last inference
         self._spent: tuple[_Moment, _Moment] = ((0.0, 0.0, 0, 0.0),) * 2
-        #: names of inputs and what the last ones were like: others like them need no further check
+        #: names, shapes and types of the last inputs: others like them need no further check
         self._like: tuple[list[str], ArraySignature] = [], []
         #: DYN_BATCH_ENABLED bounds what a size may be
         shapes = [v.type.shape or () for v in model.graph.inputs if isinstance(v.type, TensorType)]
         self._is_bounded = any("<=" in str(size) for shape in shapes for size in shape)
-        #: the plan that they ran by, as long as there is one, and the `Program.generation` that it is of
+        #: a weak reference to the last plan, and the `Program.generation` that it belongs to
         self._plan: Callable[[], Plan | None] = _nothing
         self._generation = 0
-        #: the values of its symbols, where they are known
+        #: the values of that plan's symbols, if they are known
         self._sizes: tuple[int, ...] | None = None
-        #: what is noted of this request, and for which meter
+        #: the model's meter, and this request's part of it
         self._meter: tuple[ModelMeter, RequestMeter] | None = None
 
     def run(
@@ -190,7 +190,7 @@ class DeviceRequest(InferRequest):
             self.executor.continued = [(inputs.index(a), outputs.index(b)) for a, b in states.items()]
 
     def _looks(self) -> ArraySignature:
-        """Shapes and types of the inputs of the last inference, where they were plain arrays."""
+        """Shapes and types of the last inputs, if they were plain arrays."""
         return self._like[1]
 
     def unmetered(
@@ -199,7 +199,7 @@ class DeviceRequest(InferRequest):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run without recording anything: this is no caller's request."""
+        """Run without recording traffic or activity."""
         before = self._now()
         if self._generation != self.model.program.generation:
             self._renew()
@@ -256,7 +256,8 @@ class DeviceRequest(InferRequest):
             raise ExecutionError("not enough memory for the model's plan") from error
 
     def _tried(self, trial: PlanTrial, values: list[Any], stay: Stay | None, plan: Plan | None) -> list[Any]:
-        """An inference during a trial, which is told how long its own take."""
+        """Run an inference during a trial. The trial chooses the plan and learns the time if the inference concerns it.
+        """
         program = self.model.program
         plan = plan or program.plan_for(values)
         if not trial.concerns(plan, values):
@@ -268,7 +269,7 @@ class DeviceRequest(InferRequest):
         return found
 
     def _renew(self) -> None:
-        """Forget plans in whose place others have come, and give up their memory."""
+        """Forget plans that others have replaced, and give up their memory."""
         self._generation, self._plan, self._sizes = self.model.program.generation, _nothing, None
         for one in self.model.program.retired:
             plan = one()
@@ -276,7 +277,7 @@ class DeviceRequest(InferRequest):
                 self.executor.forget(plan)
 
     def _watched(self, values: list[Any], stay: Stay | None) -> list[Any]:
-        """An inference that others' time lines show."""
+        """Run an inference that a time line or a profiler records."""
         begin, name, recorder, watched = (
             time.perf_counter(),
             self.model.device_name,
@@ -290,19 +291,19 @@ class DeviceRequest(InferRequest):
         return found
 
     def _remember(self, values: Sequence[Any]) -> None:
-        """What these inputs are like, when they are plain arrays."""
+        """Remember the shapes and types of these inputs, if they are plain arrays."""
         self._like, self._plan, self._sizes = ([], []), _nothing, None
         if all(type(v) is np.ndarray and v.dtype != object for v in values):
             self._like = [v.name for v in self.model.graph.inputs], [(v.shape, v.dtype) for v in values]
 
     def _know_plan(self, values: Sequence[Any]) -> None:
-        """Which plan runs inputs like these."""
+        """Remember which plan runs inputs like these."""
         plan = self.model.program.plan_for(values)
         self._plan = weakref.ref(plan)
         self._sizes = None if plan.template is None else plan.template.pattern.sizes(values)
 
     def _same(self, inputs: Any) -> list[Any] | None:
-        """The values in order, when they are arrays just like the last ones."""
+        """Return the values in order, if they are arrays just like the last ones."""
         names, looks = self._like
         if not looks or type(inputs) is not dict or len(inputs) != len(names):
             return None
@@ -315,8 +316,10 @@ class DeviceRequest(InferRequest):
         return values
 
     def _of_class(self, inputs: Any) -> list[Any] | None:
-        """The values in order, when they are arrays of the class of shapes that the last plan serves. They are what the
-        next ones are compared with."""
+        """Return the values in order, if they are arrays of the class of shapes that the last plan serves.
+
+        Later inputs are then compared with these.
+        """
         names, plan = self._like[0], self._plan()
         if not names or plan is None or plan.template is None or self._is_bounded:
             return None
@@ -355,7 +358,7 @@ class DeviceRequest(InferRequest):
 
 
 def bind(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any] | Any, queue: Queue) -> list[Any]:
-    """The values in the graph's order, checked against the declared types; ``queue`` adopts what others lend."""
+    """Return the values in the graph's order, checked against the declared types. ``queue`` adopts lent tensors."""
     names = [v.name for v in graph.inputs]
     if not isinstance(inputs, Mapping):
         given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
@@ -392,7 +395,7 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
     if isinstance(type, SequenceType):
         if not isinstance(given, (list, tuple)):
             raise InputError(f"takes a list ({type}), not {given.__class__.__name__}", where=where)
-        # A list may come back as a whole, so what it holds must be ours; a tensor is copied when it comes back itself.
+        # The request may return the whole list, so its arrays are copies. A tensor is copied only when it is returned.
         here = [on_host(item) if is_lent(item) else item for item in given]
         return [_copy(_check(item, type.elem, name, {})) for item in here]
     if isinstance(type, MapType):
@@ -413,7 +416,7 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
 
 
 def check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:
-    """Element type and shape of an array, of the host or of a device."""
+    """Check the element type and shape of an array on the host or on a device."""
     if array.dtype != type.dtype.numpy:
         raise InputError(
             f"takes {type.dtype}, not {array.dtype}", where=where, hint=f"convert it: x.astype({type.dtype.value!r})"
@@ -427,7 +430,7 @@ def _copy(value: Any) -> Any:
 
 
 def _check_map(given: Any, type: MapType, where: str) -> dict[Any, Any]:
-    """A dictionary whose values are of the declared element type: what reads it has nothing else to tell it."""
+    """Return the dictionary with values of the declared element type, which its readers rely on."""
     if not isinstance(given, Mapping):
         raise InputError(f"takes a dictionary ({type}), not {given.__class__.__name__}", where=where)
     if not isinstance(type.value, TensorType) or type.value.dtype is DType.STRING:

@@ -1,6 +1,6 @@
-"""What a model notes of its requests: that one runs now, and which shapes it met and how long those took.
+"""Meters of a model's requests. They record that a request runs now, the shapes of its inputs and its time.
 
-Only shapes and times are kept, never data. A model without a meter notes nothing, and pays nothing for it.
+A meter keeps only shapes and times, never data. A model without a meter records nothing, at no cost.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tunewright.measure.request_activity import Activity
 T = TypeVar("T")
 #: shapes of the inputs, in the model's order
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-#: shapes that are told apart; what is met least makes room, and counts as one of the others
+#: the most shapes that are counted separately; beyond that, the shape with the least time joins `Histogram.others`
 MOST_SHAPES = 256
 
 
 @dataclass(frozen=True)
 class Met:
-    """How often some shapes were met, and how long they took in all."""
+    """How often a model met some shapes, and the total time."""
 
     shapes: Mapping[str, tuple[int, ...]]
     count: int
@@ -30,15 +30,15 @@ class Met:
 
 
 class Histogram:
-    """Counts and seconds by shapes, of a bounded number of shapes. One thread at a time adds to it."""
+    """Counts and seconds of a bounded number of shapes. Only one thread at a time adds to it."""
 
     def __init__(self) -> None:
         self.rows: dict[Shapes, tuple[int, float]] = {}
-        #: of shapes that made room for others
+        #: count and seconds of shapes that made room for others
         self.others: tuple[int, float] = (0, 0.0)
 
     def add(self, shapes: Shapes, count: int, seconds: float) -> None:
-        """Count that a shape was met, and add the seconds."""
+        """Add inferences with these shapes, and their seconds."""
         row = self.rows.get(shapes)
         if row is None:
             if len(self.rows) >= MOST_SHAPES:
@@ -54,7 +54,7 @@ class Histogram:
 
 
 class ModelMeter:
-    """The meter of one model. ``activity``: where it says that a request runs; None: not recorded."""
+    """The meter of one model. ``activity``: where its requests report that they run; None: nowhere."""
 
     def __init__(self, names: Sequence[str], activity: Activity | None = None) -> None:
         self.names, self.activity = list(names), activity
@@ -62,32 +62,32 @@ class ModelMeter:
         self._living: weakref.WeakSet[RequestMeter] = weakref.WeakSet()
 
     def continued(self, activity: Activity | None) -> ModelMeter:
-        """The same, with what was met so far, for requests from now on."""
+        """Return a meter for later requests that continues these counts."""
         made = ModelMeter(self.names, activity)
         _add(made._gone, self.histogram())
         return made
 
     def of_request(self) -> RequestMeter:
-        """What one request notes."""
+        """Make the meter of one request."""
         histogram = Histogram()
         made = RequestMeter(self.activity, histogram)
         self._living.add(made)
-        weakref.finalize(made, self._keep, histogram).atexit = False  # at the end of a process it is still there
+        weakref.finalize(made, self._keep, histogram).atexit = False  # the object still exists when the process ends
         return made
 
     def _keep(self, histogram: Histogram) -> None:
-        """The request of a histogram is gone."""
+        """Keep the counts of a request that is gone."""
         _add(self._gone, histogram)
 
     def histogram(self) -> Histogram:
-        """What all requests met so far."""
+        """The shapes that all requests met so far."""
         found = Histogram()
         for one in (self._gone, *(mine.met for mine in alive(self._living))):
             _add(found, one)
         return found
 
     def met(self) -> list[Met]:
-        """The shapes that were met, those first that took most time."""
+        """The shapes that were met, by total time, the longest first."""
         rows = sorted(self.histogram().rows.items(), key=lambda row: -row[1][1])
         return [Met(dict(zip(self.names, shapes, strict=False)), *row) for shapes, row in rows]
 
@@ -104,7 +104,7 @@ class RequestMeter:
             weakref.finalize(self, activity.give_back, self._word).atexit = False
 
     def measured(self, infer: Callable[..., dict[str, Any]], looks: Callable[[], Any], *given: Any) -> dict[str, Any]:
-        """Run an inference, and note it. ``looks``: shapes and types of its inputs, once it has run."""
+        """Run an inference and record it. ``looks``: returns the shapes and types of its inputs after the run."""
         activity, begin = self._activity, time.perf_counter()
         if activity is not None:
             activity.begin(self._word)
@@ -128,10 +128,10 @@ def _add(to: Histogram, one: Histogram) -> None:
 
 
 def alive(objects: weakref.WeakSet[T]) -> list[T]:
-    """What is in a set that other threads add to."""
+    """List a set while other threads add to it."""
     for _ in range(16):
         try:
             return list(objects)
-        except RuntimeError:  # one was added by another thread meanwhile
+        except RuntimeError:  # another thread has just added one
             continue
     return []

@@ -1,4 +1,4 @@
-"""Memory for the results of a plan. Each inference makes it anew, because the caller keeps it."""
+"""Memory for the results of a plan. Each inference makes new memory, because the caller keeps the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..plans.plan import Plan
 
 
 class ResultSlot(NamedTuple):
-    """A slot in this memory: its storage, its offset there, its type and shape."""
+    """A slot of a result: its storage, its offset there, its shape and type."""
 
     slot: int
     storage: int
@@ -24,28 +24,30 @@ class ResultSlot(NamedTuple):
 
 
 class Results:
-    """Where the results lie, for given sizes. Small results are the fields of a record in one piece of memory."""
+    """The places of the results for given sizes. Small results are fields of a record in one piece of memory."""
 
     def __init__(
         self, plan: Plan, found: Sequence[ResultSlot], nbytes: Mapping[int, int], arrays: Collection[int], share: bool
     ) -> None:
-        """``nbytes`` of each storage; ``arrays``: slots that must be arrays while the plan runs (addresses serve for
-        the others); ``share``: the results may lie in one piece of memory."""
+        """``nbytes``: the size of each storage. ``share``: the results may lie in one piece of memory.
+
+        ``arrays``: slots that must be arrays while the plan runs. Addresses serve for the others.
+        """
         self.found, self.nbytes = found, nbytes
         begins, piece = side_by_side(nbytes) if share else ({}, 0)
-        #: bytes of the piece; 0: results are too large to share one
+        #: bytes of the piece; 0: the results are too large to share one, or may not
         self.piece = piece if begins else 0
         kinds = {one.slot: one for one in found} if begins else {}
         places = {slot: begins[one.storage] + one.offset for slot, one in kinds.items()}
         outputs = [i if kind == "slot" else -1 for kind, i in plan.outputs]
         wanted = [slot for slot in places if slot in arrays or slot in outputs or slot in plan.rest_inputs]
-        #: slots passed as addresses; slots that are fields before the plan runs, and after it
+        #: slots passed as addresses; slots read as fields before the plan runs; slots read as fields after it
         self._places = [(slot, at) for slot, at in places.items() if slot not in arrays]
         self._before = [(slot, str(slot)) for slot in wanted if slot in arrays]
         self.after = [(slot, str(slot)) for slot in wanted if slot not in arrays]
-        #: the field that each output of the plan is; None: some are none
+        #: the field of each output of the plan; None: some outputs are no fields, or another program follows
         self.names = [str(slot) for slot in outputs] if set(outputs) <= set(wanted) and not plan.rest_inputs else None
-        # To get a field takes a third of the time of making an array.
+        # Reading a field takes a third of the time of making an array.
         formats, offsets = [(kinds[i].dtype, kinds[i].shape) for i in wanted], [places[i] for i in wanted]
         self._record = np.dtype({"names": [*map(str, wanted)], "formats": formats, "offsets": offsets})
 

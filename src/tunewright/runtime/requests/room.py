@@ -1,10 +1,10 @@
-"""A request's memory for a plan for a class of shapes, on a device with memory of its own.
+"""A request's memory for a plan that serves a class of shapes, on a device with memory of its own.
 
-All of it is one block. Its layout is that of somewhat larger sizes (the *room*), so that tensors stay where they are
-while sizes change a little: what a device has recorded with their addresses holds for all of them.
+All of it is one buffer. Its layout fits somewhat larger sizes (the *room*), so tensors stay in place while sizes change
+a little. What a device has recorded with their addresses stays valid for all these sizes.
 
-An output that the next inference takes as an input (a state) has two places, which change roles after each inference:
-nothing is copied.
+An output that the next inference takes as an input (a state) has two places, which change roles after each inference.
+So nothing is copied.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..plans.memory_layout import ALIGNMENT
 from ..plans.plan import Plan, SlotPlace
 from ..plans.template import SPARE, Fit
 
-#: tensors of callers begin at multiples of this number of bytes
+#: Tensors begin at multiples of this number of bytes.
 _LINE = 256
-#: sizes up to this one share a room; larger ones are rounded up to this number of steps between powers of two
+#: Sizes up to `_FINE` share a room. Larger ones are rounded up to `_STEPS` steps between powers of two.
 _FINE, _STEPS = 16, 4
 #: the least room of sizes that grow
 _GROWING = 128
 
 
 def rounded(size: int, grows: bool = False) -> int:
-    """The size of the room for a size: at most a quarter larger; a power of two where sizes grow all the time."""
+    """Return the size of the room for a size: at most a quarter larger, or a power of two for sizes that grow."""
     if grows:
         return max(_GROWING, 1 << (size - 1).bit_length())
     if size <= _FINE:
@@ -43,7 +43,7 @@ def rounded(size: int, grows: bool = False) -> int:
 
 @dataclass(frozen=True)
 class _Pair:
-    """An input, and the output that the next inference takes in its place: numbers, slots, the output's storage."""
+    """An input and the output that the next inference takes in its place: numbers, slots, the output's storage."""
 
     input: int
     output: int
@@ -54,19 +54,19 @@ class _Pair:
 
 @dataclass
 class _Layout:
-    """Where everything is, for some sizes."""
+    """The places of all tensors for some sizes."""
 
     sizes: tuple[int, ...]
     room: Fit
     nbytes: int = 0
-    #: by slot of an input and by storage of a result
+    #: places by the slot of an input, and by the storage of a result
     inputs: dict[int, int] = field(default_factory=dict)
     results: dict[int, int] = field(default_factory=dict)
     #: both places of each pair
     pairs: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, nbytes: int) -> int:
-        """The place of the next tensor."""
+        """Reserve the place of the next tensor."""
         begin = self.nbytes
         self.nbytes += max(1, -(-nbytes // _LINE)) * _LINE
         return begin
@@ -78,13 +78,15 @@ class Room:
     def __init__(
         self, plan: Plan, queue: Queue, memory: list[Any], continued: Collection[tuple[int, int]] = ()
     ) -> None:  # fmt: skip
-        """``memory``: the request's tensors by slot, which are set here; ``continued``: numbers of inputs, each with
-        that of the output which the next inference takes in its place."""
+        """``memory``: the request's tensors by slot; this object sets them.
+
+        ``continued``: pairs of an input's number and the number of the output that replaces it in the next inference.
+        """
         template = plan.template
         assert template is not None
         self._plan, self._queue, self._memory, self._template = plan, queue, memory, template
         on_device = {i for step in plan.steps if not step.on_host for i in step.ins}
-        #: slots of inputs that are copied to the device, and of results
+        #: slots of inputs that are copied to the device, and slots of results
         self._inputs = [i for i in plan.inputs if i in on_device and isinstance(plan.slots[i].type, TensorType)]
         self._results = [i for i, slot in enumerate(plan.slots) if slot.place is SlotPlace.RESULT]
         self._pairs = [*self._found(continued)]
@@ -93,32 +95,32 @@ class Room:
         }
         #: slots whose shapes or places change within a layout
         self._changing = {i for i in self.slots if i in template.shapes or i in template.offsets}
-        #: the bytes of everything that may be larger for other sizes
+        #: positions of all sizes in bytes that may be larger for other sizes
         self._bounds = sorted({nbytes for _, nbytes in template.storages.values()} | {*template.results.values()})
-        #: offsets inside of storages that depend on sizes: tensors there do not stay where they are
+        #: offsets within storages that depend on sizes: tensors there move
         self._moving = [*template.offsets.values()]
         self._layout: _Layout | None = None
         self._buffer: Any = None
-        #: where tensors are in the buffer, and their shapes
+        #: the offset in the buffer and the shape of each tensor
         self._placed: dict[int, tuple[int, tuple[int, ...]]] = {}
         #: changes with the buffer
         self._generation = 0
-        #: which of its two places the past of each pair has
+        #: which of its two places holds the past of each pair
         self._side = 0
-        #: results of pairs that the last inference made, and their side
+        #: results of pairs that the last inference made, and the side that holds them
         self._made: tuple[dict[int, Any], int] = {}, 0
-        #: constants that consist of sizes, where the host writes them, and those numbers
+        #: constants that consist of sizes, as the host writes them: arrays, their bytes, and the copy on the device
         self._constants, self._bytes_of_constants, self._there = self._own_constants()
         self._numbers: dict[int, list[int]] = {}
 
     @property
     def slots(self) -> set[int]:
-        """Those whose memory depends on sizes."""
+        """Slots whose memory depends on sizes."""
         return {*self._inputs, *self._results, *self._template.begins}
 
     @property
     def continues(self) -> bool:
-        """Some places change with each inference."""
+        """Whether some places change with each inference."""
         return bool(self._pairs)
 
     @property
@@ -126,7 +128,8 @@ class Room:
         return 0 if self._buffer is None else int(self._buffer.nbytes)
 
     def fit(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> tuple[Fit, Fit, Hashable]:
-        """Have every tensor for these sizes; the plan for them and for the room, and what tells layouts apart."""
+        """Place every tensor for these sizes. Return the fit for them, the fit for the room, and a key of the layout.
+        """
         fit = self._template.fit(sizes, SPARE)
         assert fit is not None, "the plan is of another class of shapes"
         layout = self._laid_out(sizes, fit)
@@ -149,11 +152,11 @@ class Room:
         return fit, layout.room, (self._generation, layout.sizes, self._side, moved)
 
     def copies(self) -> list[tuple[int, Any]]:
-        """Inputs, and where they are copied to."""
+        """The inputs that are copied to the device, with their destinations."""
         return [(i, self._memory[i]) for i in self._inputs]
 
     def handed(self) -> Collection[int]:
-        """The inference is over: numbers of the outputs that stay where they are for the next one."""
+        """End the inference. Return the numbers of the outputs that stay in place for the next one."""
         self._made = {pair.output: self._memory[pair.present] for pair in self._pairs}, 1 - self._side
         return self._made[0]
 
@@ -172,7 +175,7 @@ class Room:
             yield _Pair(input, output, past, present, slot.storage)
 
     def _laid_out(self, sizes: tuple[int, ...], fit: Fit) -> _Layout:
-        """The layout for some sizes, and memory for it."""
+        """Return the layout for some sizes, and make the memory for it."""
         larger = tuple(rounded(size, self.continues) for size in sizes)
         known = self._layout
         if known is not None and known.sizes in (larger, sizes) and self._fits_in(fit, known.room):
@@ -191,15 +194,15 @@ class Room:
             nbytes = max(self._bytes(pair.past, room), self._result_bytes(pair.storage, room))
             made.pairs.append((made.take(nbytes), made.take(nbytes)))
         if self._pairs or self._buffer is None or self._buffer.nbytes < made.nbytes:
-            self._queue.finish()  # nobody uses what is given back here
-            if not self._pairs:  # else the past is there, until it was copied
+            self._queue.finish()  # no kernel may still use the buffer that is freed here
+            if not self._pairs:  # with pairs, the old buffer holds the past until it is copied
                 self._buffer = None
             self._buffer = self._plan.device.alloc(made.nbytes)
             self._generation, self._made = self._generation + 1, ({}, 0)
         return made
 
     def _place(self, layout: _Layout, fit: Fit, slots: Collection[int]) -> None:
-        """Have these slots at their places, but those of pairs."""
+        """Put these slots in their places, except slots of pairs."""
         template = self._template
         for i in slots:
             if i in template.within:
@@ -215,7 +218,7 @@ class Room:
         return self._plan.slots[i].offset if at is None else fit.values[at]
 
     def _fits_in(self, fit: Fit, room: Fit) -> bool:
-        """Every tensor is at most as large as in the room. Inputs are, since no size is larger."""
+        """Whether every tensor is at most as large as in the room. Inputs always are, since no size is larger."""
         small, large = fit.values, room.values
         return all(small[at] <= large[at] for at in self._bounds)
 
@@ -236,15 +239,15 @@ class Room:
         return self._type(i).physical if places is None else tuple([fit.values[at] for at in places])
 
     def _put(self, i: int, fit: Fit, offset: int) -> None:
-        """Have a tensor at a place of the buffer."""
+        """Put a tensor at an offset of the buffer."""
         place = offset, self._shape(i, fit)
         if self._placed.get(i) != place:
-            type = TensorType(self._type(i).dtype, place[1])  # in its physical order
+            type = TensorType(self._type(i).dtype, place[1])  # the shape is in physical order
             self._memory[i], self._placed[i] = self._plan.device.view(self._buffer, offset, type), place
 
     # -- constants -----------------------------------------------------------------------------------------------------
     def _own_constants(self) -> tuple[dict[int, Any], Any, Any]:
-        """The constants as arrays of the host, the bytes that they all lie in, and the same on the device."""
+        """Return the constants as arrays of the host, the bytes that hold them all, and the copy on the device."""
         plan, begins, total = self._plan, dict[int, int](), 0
         for i in self._template.constants:
             const = plan.slots[i].const

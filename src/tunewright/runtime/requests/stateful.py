@@ -1,7 +1,7 @@
 """Models with states: a request keeps what one inference made for the next (docs/stateful.md).
 
-They stand around a model on any device. A request feeds its states to the inputs that they belong to, and takes the
-outputs that continue them. Caches that grow do so in place, where the device's plans do that (`states`).
+A stateful model wraps a model on any device. A request feeds its states to the inputs that they belong to, and takes
+the outputs that continue them. Caches grow in place if the device's plans support it (`states`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class StatefulModel(CompiledModel):
     """A model whose requests keep some inputs and outputs to themselves."""
 
     def __init__(self, inner: CompiledModel, states: Mapping[str, str], growing: Mapping[str, int]) -> None:
-        """``states``: the output that continues each input; ``growing``: the axes along which they grow, if they do."""
+        """``states``: the output that continues each input. ``growing``: the axis along which each growing state grows.
+        """
         super().__init__()
         self.inner, self.growing = inner, dict(growing)
         self.device_name, self.streams, self.nodes = inner.device_name, inner.streams, inner.nodes
@@ -115,7 +116,8 @@ class VariableState:
 
     @property
     def state(self) -> np.ndarray[Any, Any] | None:
-        """The value that the next inference begins with, read-only; None: zeros, whose sizes its inputs decide."""
+        """The read-only value that the next inference begins with. None: zeros, with sizes taken from that inference's
+        inputs."""
         self._request.check_idle()
         return self._request.value_of(self.name)
 
@@ -125,7 +127,7 @@ class VariableState:
         self._request.set_value(self.name, value)
 
     def reset(self) -> None:
-        """Back to zeros, with nothing along the axis that grows."""
+        """Reset the state to zeros, with no rows along the axis that grows."""
         self._request.check_idle()
         self._request.set_value(self.name, None)
 
@@ -143,12 +145,12 @@ class StatefulRequest(InferRequest):
         super().__init__(model)
         self.inner = model.inner.create_infer_request()
         self.inner.continue_on_device(model.states)
-        #: values by name; what has none begins with zeros
+        #: values by name; a state without a value begins with zeros
         self._values: dict[str, Any] = {}
         self._variables = [VariableState(self, name) for name in model.states]
-        #: as the model has them, which makes them anew each time
+        #: copies, because the model's properties make new objects each time
         self._states, self._inputs, self._outputs = model.states, list(model.inputs), list(model.outputs)
-        #: those of one shape, which an inference may write into
+        #: states of one shape, which an inference may write into
         self._fixed = [name for name in self._states if _is_fixed(model.type_of(name), model.growing.get(name))]
 
     def query_state(self) -> list[VariableState]:
@@ -168,7 +170,7 @@ class StatefulRequest(InferRequest):
         return _frozen(value.numpy() if isinstance(value, RemoteTensor) else value)
 
     def set_value(self, name: str, value: Any) -> None:
-        """A copy, unless nobody can change it; None: as at the beginning."""
+        """Set a state to a copy of a value, or to the value itself if it is immutable. None resets the state."""
         if value is None:
             self._values.pop(name, None)
             return
@@ -199,7 +201,7 @@ class StatefulRequest(InferRequest):
                 raise InputError(f"there is no output {name!r}", hint=f"the outputs are {known}; states are kept")
         feeds.update(values)
         results = self.inner.run(feeds, remote, outputs)
-        self.inner.results = {}  # nobody else shall hold what is continued
+        self.inner.results = {}  # the inner request must not keep arrays that the next inference continues
         made = {name: results.pop(output) for name, output in self._states.items()}
         self._values, self.results = made, results
         for name in self._fixed:
@@ -207,7 +209,7 @@ class StatefulRequest(InferRequest):
         return results
 
     def _named(self, inputs: Any) -> dict[str, Any]:
-        """What is given, by name; a dictionary that nobody else has."""
+        """Return the given inputs by name, in a new dictionary."""
         names = self._inputs
         if not isinstance(inputs, Mapping):
             given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
@@ -224,7 +226,7 @@ class StatefulRequest(InferRequest):
         return dict(inputs)
 
     def _completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The states of an inference with these inputs, with zeros for those that have no value."""
+        """Return the states for an inference with these inputs, with zeros for states without a value."""
         types = self.model.inputs
         for name, type in types.items():
             if given.get(name) is None and not isinstance(type, OptionalType):
@@ -243,7 +245,10 @@ class StatefulRequest(InferRequest):
         return found
 
     def _initial(self, name: str, sizes: Mapping[str, int], complete: bool) -> tuple[int, ...] | None:
-        """The shape of zeros to begin with; where a size is not known an error, or None unless it must be complete."""
+        """Return the shape of the initial zeros.
+
+        If a size is unknown, raise an error when ``complete``, else return None.
+        """
         type, growing = self.model.type_of(name), self.model.growing.get(name)
         where, hint = f"state {name!r}", "set it (`query_state`), or the sizes of the input (Model.reshape, --shape)"
         if type.shape is None:
@@ -271,7 +276,7 @@ class StatefulRequest(InferRequest):
 
 
 def _sizes(types: Mapping[str, Type | None], values: Mapping[str, Any], but: int | None = None) -> dict[str, int]:
-    """Named sizes of values that are given, ``but`` for those along one axis."""
+    """Return the named sizes of the given values, except those along the axis ``but``."""
     found: dict[str, int] = {}
     for name, type in types.items():
         value: Any = values.get(name)
@@ -284,7 +289,7 @@ def _sizes(types: Mapping[str, Type | None], values: Mapping[str, Any], but: int
 
 
 def _is_fixed(type: TensorType, growing: int | None) -> bool:
-    """Whether it does not grow, or has room for all rows from the beginning."""
+    """Whether the state does not grow, or has room for all rows from the beginning."""
     return growing is None or type.shape is None or isinstance(type.shape[growing], int)
 
 

@@ -15,10 +15,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-#: what streams run; it raises nothing
+#: a task for streams; it raises no error
 Task = Callable[[], object]
 
-#: seconds that the end of the process waits for what was started
+#: seconds that the process, at its end, waits for started tasks
 LAST_SECONDS = 10.0
 #: BRIEF: waking a thread takes about as long as a task of less than these seconds. No thread is woken for such tasks
 #: while waiting callers run them; instead a thread looks for work by itself every DOZE seconds.

@@ -1,11 +1,11 @@
-"""Requests of single examples that run together: the model in two copies, for one example and for a whole batch.
+"""BATCH: requests of single examples that run together. The model exists twice, for one example and for a whole batch.
 
-A request waits for others until the batch is full, until nobody is left who could come, or for a time: as long as the
-caller allows (AUTO_BATCH_TIMEOUT), but no longer than a few inferences of a batch take, since waiting that costs more
-than it can gain. While the device is busy, waiting costs nothing.
+A request waits until the batch is full, until every request of the model waits, or until its time is up. The caller
+bounds that time (AUTO_BATCH_TIMEOUT). It is also at most the time of a few batches, since more waiting costs more than
+it can gain. While the device is busy, waiting costs nothing.
 
-Whether examples are independent of each other only the numbers tell. The first batch is run both ways and compared; if
-they differ, the model runs one by one from then on.
+Only numbers show whether examples are independent of each other. The model runs the first batch both ways and compares
+the results. If they differ, it runs all later examples one by one.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from ..requests.streams import Streams, Task
 LOG = logging.getLogger("tunewright")
 
 Array = np.ndarray[Any, Any]
-#: a request waits for others at most as long as this number of inferences of a batch takes
+#: A request waits for others at most as long as this number of batches takes.
 PATIENCE = 2.0
-#: seconds that a batch is taken for while nothing was run
+#: seconds that a batch is assumed to take before one has run
 FIRST = 0.005
-#: batches that are run before times count: the first ones take longer
+#: batches that run before their times count: the first ones take longer
 TRIALS = 5
 #: batches in a row that may fail although each of their examples runs
 FAILURES = 3
-#: the entry whose results the request that is called next on this thread takes
+#: `entry`: the finished entry that a callback on this thread is called for; its request takes the results from it
 _NOW = threading.local()
 
 
 class _Entry:
-    """One request that waits, and what became of it."""
+    """One waiting request, and its results or error."""
 
     __slots__ = ("done", "error", "request", "results", "rows", "since", "totals", "values")
 
@@ -64,20 +64,21 @@ class _Entry:
 
 
 class _Shelf:
-    """Where requests wait for others. It knows no model, so that its thread keeps none alive."""
+    """A queue where requests wait for others. It knows no model, so its thread keeps no model alive."""
 
     def __init__(self, size: int, timeout: float, streams: Streams) -> None:
         self.size, self.patience, self._streams = size, timeout, streams
         self._changed = threading.Condition()
         self._entries: list[_Entry] = []
-        #: they have waited long enough, but the device is busy
+        #: the entries have waited long enough, but the device is busy
         self._overdue = False
         self._running = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def put(self, entry: _Entry, requests: int) -> None:
-        """``requests``: how many there are in all; when all of them wait, nobody else can come."""
+        """Add a waiting request. ``requests``: how many requests the model has; once all of them wait, the batch
+        starts."""
         with self._changed:
             self._entries.append(entry)
             if len(self._entries) >= min(self.size, requests):
@@ -95,7 +96,7 @@ class _Shelf:
         self._streams.submit(partial(_serve, entries, self))
 
     def over(self) -> None:
-        """A batch was run."""
+        """Note that a batch has ended, and send the entries that are overdue."""
         with self._changed:
             self._running -= 1
             if self._overdue:
@@ -122,7 +123,7 @@ class _Shelf:
 
 
 def _serve(entries: list[_Entry], shelf: _Shelf) -> None:
-    """Run a batch, on a stream's thread."""
+    """Run a batch on the thread of a stream."""
     try:
         entries[0].request.model.serve(entries)
     except BaseException as error:
@@ -147,7 +148,7 @@ class _Space:
 
 
 class BatchModel(CompiledModel):
-    """A model whose requests run together."""
+    """A model that runs its requests together."""
 
     def __init__(
         self, name: str, alone: DeviceModel, together: DeviceModel, size: int, streams: int, timeout: float
@@ -163,16 +164,16 @@ class BatchModel(CompiledModel):
         self._shelf = _Shelf(size, min(timeout, PATIENCE * FIRST), self.streams)
         self._requests: weakref.WeakSet[BatchRequest] = weakref.WeakSet()
         weakref.finalize(self, self._shelf.close).atexit = False
-        #: what an example is like, by input
+        #: shape and type of an example, by input
         self._like: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for key, type in together.inputs.items():
             assert isinstance(type, TensorType)
             self._like[key] = ((1, *type.dims[1:]), type.dtype.numpy)
-        #: seconds of an inference of one example and of a batch, the least that were seen
+        #: the shortest time in seconds of one example and of a batch so far
         self._seconds = {1: float("inf"), size: float("inf")}
         self._batches = self._failures = 0
         self._compared = self._seen_alike = False
-        #: why examples do not run together after all
+        #: why the examples do not run together; empty: they may
         self.refused = ""
 
     @property
@@ -211,7 +212,10 @@ class BatchModel(CompiledModel):
         self._spaces.clear()
 
     def with_streams(self, count: int) -> BatchModel:
-        """The same models, with this number of batches side by side, on a device whose streams share all of it."""
+        """Return a model that shares both copies and runs ``count`` batches side by side.
+
+        For devices whose streams share the whole device.
+        """
         return BatchModel(self.device_name, self._alone, self.together, self.size, count, self._timeout)
 
     @property
@@ -225,7 +229,10 @@ class BatchModel(CompiledModel):
         return made
 
     def example(self, inputs: Any) -> list[Array] | None:
-        """The values of one example in order; None: it is none, and runs by itself, which tells what is wrong."""
+        """Return the values of one example in order.
+
+        None: the inputs are no single example. The request then runs by itself, which reports any error in them.
+        """
         if self.refused:
             return None
         if not isinstance(inputs, Mapping):
@@ -241,14 +248,14 @@ class BatchModel(CompiledModel):
 
     @property
     def has_one_request(self) -> bool:
-        """Whether nobody can come whom it could wait for."""
+        """Whether the model has one request only, which has no other to wait for."""
         return len(self._requests) == 1
 
     def put(self, entry: _Entry) -> None:
         self._shelf.put(entry, len(self._requests))
 
     def by_itself(self, inputs: Any, remote: bool = False, outputs: Mapping[str, Any] | None = None) -> InferRequest:
-        """An inference of one request; it has the results until it is handed to `free`."""
+        """Run a single inference. The returned request holds the results until the caller hands it to `free`."""
         try:
             request = self._singles.pop()
         except IndexError:
@@ -271,18 +278,19 @@ class BatchModel(CompiledModel):
                 if not self.refused:
                     self._failures = 0
                     return
-            except Exception as error:  # of one of them, perhaps: each by itself tells whose
+            except Exception as error:  # running each example by itself shows which one is to blame
                 LOG.debug("%s: %s", self.device_name, error)
                 failure = str(error) or type(error).__name__
         for entry in entries:
             self._run_alone(entry)
-        if failure and all(entry.error is None for entry in entries):  # no example's fault: perhaps they do not fit
+        # no single example is to blame: perhaps they do not fit
+        if failure and all(entry.error is None for entry in entries):
             self._failures += 1
             if self._failures == FAILURES:
                 self._refuse(f"batches fail: {failure}")
 
     def _pays(self, count: int) -> bool:
-        """Whether this number of examples takes less time together than one by one, as far as that is known."""
+        """Whether this many examples run faster together than one by one, as far as the times are known."""
         return self._batches < TRIALS or count * self._seconds[1] > self._seconds[self.size]
 
     def _run_together(self, entries: Sequence[_Entry]) -> None:
@@ -321,15 +329,16 @@ class BatchModel(CompiledModel):
     def _took(self, size: int, seconds: float) -> None:
         self._seconds[size] = min(seconds, self._seconds[size])
         self._batches += size > 1
-        # Where no batch was run yet, it takes no longer than its examples one by one.
+        # Before the first batch, assume that it takes no longer than its examples one by one.
         least = min(self._seconds[self.size], self.size * self._seconds[1])
         self._shelf.patience = min(self._timeout, PATIENCE * least)
 
     def _compare(self, entries: Sequence[_Entry]) -> None:
-        """With real inputs: do examples have the same results together as alone? Once they differed, never again.
+        """Compare the results of real examples that ran together with those of each alone. Refuse batches if they
+        differ.
 
-        Examples that are all the same say little about what others would do to them: then there are zeros beside one,
-        which is done once, and the first that differ are compared again.
+        Equal examples show little about how others would affect them. In that case one example also runs beside zeros,
+        once, and the first batch with different examples is compared again.
         """
         first = entries[0].values
         pairs = [(a, b) for entry in entries[1:] for a, b in zip(first, entry.values, strict=True)]
@@ -364,7 +373,7 @@ class BatchModel(CompiledModel):
 
 
 def _differs(mine: Any, other: Any, precision: DType) -> str:
-    """Empty, or how results that should be the same are not."""
+    """Describe how two results differ. Empty: they are the same within the tolerance."""
     if not isinstance(other, np.ndarray) or mine.shape != other.shape or mine.dtype != other.dtype:
         return "it has another type"
     dtype = DType.of_numpy(other.dtype)
@@ -378,10 +387,10 @@ def _differs(mine: Any, other: Any, precision: DType) -> str:
 
 
 class _Handing(Streams):
-    """What `Startable.start_async` hands an inference to: the shelf, with what it was given."""
+    """Stands in for the streams in `Startable.start_async`, and puts the inference into the queue with its inputs."""
 
     def __init__(self, request: BatchRequest, values: list[Array]) -> None:
-        # It has no threads: what the base class makes is not needed.
+        # This object has no threads, so it skips the base class's constructor.
         self._entry, self._model = partial(_Entry, request, values), request.model
 
     def submit(self, task: Task) -> None:
@@ -389,7 +398,7 @@ class _Handing(Streams):
 
 
 class BatchRequest(InferRequest):
-    """A request of one example, which runs together with others where it can."""
+    """A request of one example, which runs together with others where possible."""
 
     model: BatchModel
 
@@ -418,7 +427,7 @@ class BatchRequest(InferRequest):
         entry: _Entry | None = getattr(_NOW, "entry", None)
         if entry is None or entry.request is not self:
             inputs, outputs = self.completed(inputs, outputs)
-            # In a callback this thread is one of those that run batches: it must not wait for one.
+            # A callback runs on a thread that serves batches, so it must not wait for a batch.
             values = None if remote or outputs or entry is not None else self.model.example(inputs)
             if values is None or self.model.has_one_request:
                 return self._by_itself(inputs, remote, outputs)

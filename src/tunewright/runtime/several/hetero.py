@@ -1,9 +1,8 @@
-"""A model over several devices: its parts, each a model of one device, and requests that run them.
+"""HETERO: one model over several devices. Each part is a model of one device, and a request runs all parts.
 
-Parts hand over arrays of the host. Where devices share memory with it nothing is copied; what a device with memory of
-its own made for a later part of its own stays there. Parts of different devices run
-at the same time, as far as none waits for the other: a device's parts run in one thread, in an order that is the same
-for all, so that no two threads can wait for each other.
+Parts exchange arrays of the host. Devices that share the host's memory need no copies. A device with memory of its own
+keeps results there for its own later parts. Parts of different devices run at the same time, unless one waits for the
+other. One thread runs the parts of a device. All threads follow the same order, so no two can wait for each other.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .hetero_split import GraphPart
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A part as it runs."""
+    """A part of the model, ready to run."""
 
     device: str
     model: DeviceModel
@@ -40,11 +39,11 @@ class Subgraph:
     outputs: tuple[str, ...]
     #: subgraphs whose results it reads
     before: tuple[int, ...]
-    #: names of the nodes that it was made of; those in their bodies come with them
+    #: names of the nodes that it was made of, without the nodes in their bodies
     nodes: tuple[str, ...]
-    #: outputs that another subgraph of its device reads, which has memory of its own: they stay there
+    #: outputs that stay in the memory of the device, because another of its subgraphs reads them
     stay: frozenset[str] = frozenset()
-    #: outputs that other parts or the caller read
+    #: outputs that leave the device: other parts or the caller read them
     leave: frozenset[str] = frozenset()
 
 
@@ -65,12 +64,12 @@ class HeteroModel(CompiledModel):
         #: where the placement comes from
         self.origin = origin
         self.device_name, self.settings, self.streams, self.nodes = name, settings, streams, list(nodes)
-        #: inputs alone: the graph would keep weights that nobody reads any more
+        #: a graph with the inputs only: the whole graph would keep weights alive that nothing reads any more
         self.front = Graph(graph.name)
         for value in graph.inputs:
             self.front.add_input(value.name, value.type)
         self._outputs = {n: v.type for n, v in zip(graph.output_names, graph.outputs, strict=True)}
-        #: where each output comes from: a constant, or the name of a value; and those that are no part's result
+        #: the source of each output: a constant, or the name of a value. `given`: values that are inputs of the model
         self.sources = [v.name if v.const is None else v.const for v in graph.outputs]
         self.given = {value.name for value in graph.inputs}
         self.subgraphs = [
@@ -81,17 +80,17 @@ class HeteroModel(CompiledModel):
             for part, model in parts
         ]  # fmt: skip
         self.subgraphs = [self._with_ways(subgraph) for subgraph in self.subgraphs]
-        #: one device runs all of it
+        #: one device runs the whole model
         self.is_whole = len(parts) == 1 and parts[0][0].graph is graph
         self.lanes = self._lanes([part.device for part, _ in parts])
-        #: of each value that parts hand over, how many read it; an output of the model is read by the caller
+        #: how many subgraphs and outputs read each value that parts exchange
         self.readers: dict[str, int] = {}
         for read in (*(s.inputs for s in self.subgraphs), [v for v in self.sources if isinstance(v, str)]):
             for one in read:
                 self.readers[one] = self.readers.get(one, 0) + 1
 
     def _with_ways(self, subgraph: Subgraph) -> Subgraph:
-        """Where its results go."""
+        """Add which of its results stay on the device and which leave it."""
         mine = frozenset(subgraph.outputs)
         near = [s for s in self.subgraphs if s.device == subgraph.device]
         far = [s for s in self.subgraphs if s.device != subgraph.device]
@@ -100,7 +99,8 @@ class HeteroModel(CompiledModel):
         return replace(subgraph, stay=mine & stay, leave=mine & leave if mine & stay else mine)
 
     def _lanes(self, devices: Sequence[int]) -> list[list[int]]:
-        """Parts by device, if parts of different ones can run at the same time; else all of them in one."""
+        """Group the parts by device if parts of different devices can run at the same time; otherwise make one group.
+        """
         behind = [0] * len(devices)
         for k, subgraph in enumerate(self.subgraphs):
             for b in subgraph.before:
@@ -140,7 +140,7 @@ class HeteroModel(CompiledModel):
 
     @property
     def affinity(self) -> dict[str, str]:
-        """The device of every node that is run, but those in bodies: as `Model.affinity` takes it (docs/hetero.md).
+        """The device of every node that runs, except nodes in bodies. `Model.affinity` takes it (docs/hetero.md).
 
         >>> json.dump(compiled.affinity, file)  # to be edited, and given as HETERO_AFFINITY
         """
@@ -148,7 +148,8 @@ class HeteroModel(CompiledModel):
 
     @property
     def context(self) -> RemoteContext:
-        """The context of the host's memory, where results meet; of the device, if one runs the whole model."""
+        """The context of the device that runs the whole model; otherwise that of the host's memory, where results meet.
+        """
         return self.subgraphs[0].model.context if self.is_whole else RemoteContext(HostDevice("CPU.HOST"))
 
     def create_infer_request(self) -> HeteroRequest:
@@ -156,14 +157,14 @@ class HeteroModel(CompiledModel):
 
 
 class HeteroRequest(InferRequest):
-    """A request over several devices: one of each part's."""
+    """A request over several devices, with one request for each part."""
 
     model: HeteroModel
 
     def __init__(self, model: HeteroModel) -> None:
         super().__init__(model)
         self.requests = [subgraph.model.create_infer_request() for subgraph in model.subgraphs]
-        #: for the lanes beside the one that the caller's thread takes
+        #: threads for all lanes but the first, which the caller's thread runs
         self._workers = Streams(max(1, len(model.lanes) - 1))
         self._queue = model.context.device.queue()
         self._seconds = 0.0
@@ -195,7 +196,7 @@ class HeteroRequest(InferRequest):
         return found
 
     def _results(self, values: Mapping[str, Any]) -> list[Any]:
-        """The outputs; each is the caller's alone."""
+        """Return the outputs, and copy those that would share memory."""
         made: list[Any] = []
         taken: set[str] = set()
         for source in self.model.sources:
@@ -207,7 +208,8 @@ class HeteroRequest(InferRequest):
         return made
 
     def get_totals(self) -> Totals:
-        """Totals of all parts. The waiting time is that of the thread that waited longest: threads wait in parallel."""
+        """Totals of all parts. Threads wait in parallel, so the waiting time is that of the thread that waited longest.
+        """
         totals = [request.get_totals() for request in self.requests]
         waited = (sum(totals[k].seconds - totals[k].host_seconds for k in lane) for lane in self.model.lanes)
         host = max(0.0, self._seconds - max(waited, default=0.0))
@@ -218,7 +220,7 @@ class HeteroRequest(InferRequest):
         return [request.get_totals() for request in self.requests]
 
     def get_profiling_info(self) -> list[CounterRow]:
-        """As of one device, with the device and the number of the subgraph in every row that ran."""
+        """Return the rows as for one device. Every row that ran has its device and the number of its subgraph."""
         if not self.model.settings.perf_count:
             return []
         found: dict[str, CounterRow] = {}
@@ -231,17 +233,17 @@ class HeteroRequest(InferRequest):
                     found[row.name] = mine
                 else:
                     inserted.append(mine)
-        # what is in no part was folded before there were any
+        # A node without a part was folded before the model was cut.
         rows = [found.get(name) or CounterRow(name, op, NodeStatus.OPTIMIZED_OUT) for name, op in self.model.nodes]
         return [*rows, *inserted]
 
 
 class _Run:
-    """One inference: the values that exist, and the values that each part waits for."""
+    """One inference: its values, and the state of each part."""
 
     def __init__(self, request: HeteroRequest, values: dict[str, Any]) -> None:
         self.request, self.model, self.values = request, request.model, values
-        #: what stays in a device's own memory, for its next parts
+        #: values in a device's own memory, for its later parts
         self.there: dict[str, RemoteTensor] = {}
         self.left = dict(self.model.readers)
         self.error: BaseException | None = None
@@ -249,14 +251,14 @@ class _Run:
         self.done = [threading.Event() for _ in self.model.subgraphs] if len(self.model.lanes) > 1 else []
 
     def go(self, workers: Streams) -> None:
-        """Run all parts, in this thread and in ``workers``; raises what went wrong first."""
+        """Run all parts, in this thread and in ``workers``. Raise the first error."""
         first, *others = self.model.lanes
         over = [threading.Event() for _ in others]
         for lane, event in zip(others, over, strict=True):
             workers.submit(lambda lane=lane, event=event: self.beside(lane, event))  # type: ignore[misc]
         try:
             self.lane(first)
-        except BaseException as error:  # an interrupt while it waited: the others must not wait for this thread
+        except BaseException as error:  # also an interrupt while waiting: the other lanes must not wait for this one
             self.fail(error)
         for event in over:
             event.wait()
@@ -266,7 +268,7 @@ class _Run:
     def beside(self, lane: Sequence[int], over: threading.Event) -> None:
         try:
             self.lane(lane)
-        except BaseException as error:  # handed to the caller's thread
+        except BaseException as error:  # the caller's thread raises it
             self.fail(error)
         finally:
             over.set()
@@ -304,12 +306,12 @@ class _Run:
         with self.guard:
             for name in subgraph.inputs:
                 self.left[name] -= 1
-                if not self.left[name]:  # nobody reads it any more
+                if not self.left[name]:  # nothing reads the value any more
                     self.values.pop(name, None)
                     self.there.pop(name, None)
 
     def value(self, name: str, device: str) -> Any:
-        """A value where a device can read it best."""
+        """Return a value in the place where a device reads it best."""
         near = self.there.get(name)
         return near if near is not None and near.device == device else self.values[name]
 

@@ -12,9 +12,9 @@ from tunewright.settings import write_dump
 
 from .hetero_split import GraphPart
 
-#: of devices, in order: light ones, with black text on them
+#: colours of the devices, in order: light ones, for black text
 COLOURS = ("#a6cee3", "#fdbf6f", "#b2df8a", "#cab2d6", "#fb9a99", "#ffff99")
-#: nodes beyond which graphviz would take minutes
+#: Graphviz would take minutes for more nodes.
 MOST_NODES = 2000
 #: seconds that graphviz may take
 PATIENCE = 60
@@ -24,7 +24,7 @@ _STYLE = "  node [shape=box, style=filled, fillcolor=white, fontname=Helvetica];
 def write(
     folder: str, graph: Graph, labels: Mapping[Node, int], devices: Sequence[str], parts: Sequence[GraphPart]
 ) -> list[Path]:
-    """Both files, and an SVG beside each where graphviz is installed; what was written."""
+    """Write both files, and an SVG of each if graphviz is installed. Return the written paths."""
     texts = {
         "hetero_affinity.dot": affinity_dot(graph, labels, devices),
         "hetero_subgraphs.dot": subgraphs_dot(graph, devices, parts),
@@ -40,7 +40,7 @@ def write(
 
 
 def _svg(path: Path) -> bool:
-    """Draw it, where graphviz is; a drawing that fails is none."""
+    """Draw an SVG with graphviz. False: graphviz is missing or failed."""
     dot = shutil.which("dot")
     if dot is None:
         return False
@@ -55,7 +55,8 @@ def _svg(path: Path) -> bool:
 
 
 def quote(text: str) -> str:
-    """A text as graphviz takes it: quotes, backslashes and line ends stand for themselves, nothing ends it early."""
+    """Quote a text for graphviz: quotes, backslashes and line ends are literal, and no character ends the text early.
+    """
     shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return '"' + shown.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
@@ -65,7 +66,7 @@ def colour(device: int) -> str:
 
 
 def affinity_dot(graph: Graph, labels: Mapping[Node, int], devices: Sequence[str]) -> str:
-    """Nodes in the colour of their device; edges between devices are bold and say what is handed over."""
+    """Draw the nodes in the colour of their device. Edges between devices are bold, with the type of the value."""
     lines = [f"digraph {quote(graph.name)} {{", _STYLE, *_ends(graph), *_legend(devices)]
     ids = {node: f"n{i}" for i, node in enumerate(graph.nodes)}
     for node, key in ids.items():
@@ -81,7 +82,7 @@ def affinity_dot(graph: Graph, labels: Mapping[Node, int], devices: Sequence[str
 
 
 def subgraphs_dot(graph: Graph, devices: Sequence[str], parts: Sequence[GraphPart]) -> str:
-    """A box for each subgraph, with its operations; edges are the values that are handed over."""
+    """Draw a box for each subgraph, with its operations. Edges are the values that subgraphs exchange."""
     lines = [f"digraph {quote(graph.name)} {{", _STYLE, *_ends(graph), *_legend(devices)]
     ids = {node: f"p{k}" for k, part in enumerate(parts) for node in part.nodes}
     for k, part in enumerate(parts):

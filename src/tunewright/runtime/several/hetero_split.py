@@ -1,15 +1,16 @@
-"""A graph cut into parts, each for one device: acyclic among each other, and few.
+"""Cut a graph into few parts, each for one device, without cycles between the parts.
 
-Every node has a label, the number of its device. Two parts of one device must not be joined when something of another
-device stands between them: each would wait for the other. Parts come about in two steps.
+Every node has a label, the number of its device. Two parts of one device must not be joined if a part of another device
+stands between them: each would wait for the other. The cut takes two steps.
 
-1. Nodes of one device that wait for the same results of other devices, and that the same results for other devices
-   wait for, are one part. Along an edge the first of these sets never shrinks, and grows where the device changes; the
-   second never grows: so there is no way back into a part, and nobody waits for what he does not need.
-2. Parts of one device are joined where nothing stands between them, and where that makes nobody wait for long: a part
-   costs something by itself, too.
+1. A part is a set of nodes of one device. All of them wait for the same results of other devices, and lead to the same
+   results for other devices. Along an edge the first set of results never shrinks, and it grows where the device
+   changes. The second never grows. So no path leads back into a part, and no node waits for results that it does not
+   need.
+2. Parts of one device are joined if nothing stands between them and no other part has to wait long for that. Joining
+   saves time, because each part has a cost of its own.
 
-Models that change devices very often are cut by levels instead, which takes no more than a look at every edge.
+A model that changes devices very often is cut by levels instead, in one pass over the edges.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from dataclasses import dataclass, field
 from tunewright.ir.graph import Graph, Node, Value
 from tunewright.ir.types import TensorType, Type
 
-#: results handed to other devices, beyond which a graph is cut by levels
+#: With more results than this for other devices, the graph is cut by levels.
 MOST_CROSSINGS = 256
-#: parts, beyond which none are joined: that looks at every pair
+#: With more parts than this, none are joined, because joining looks at every pair.
 MOST_PARTS = 256
-#: seconds that a part costs beside its kernels: a request, and handing over
+#: seconds that a part costs beside its kernels: a request, and the exchange of values
 OVERHEAD = 50e-6
 
 
 @dataclass(eq=False)
 class GraphPart:
-    """Nodes of one device as a graph of their own. Values have the names that they have in the whole graph."""
+    """Nodes of one device, as a graph of their own. Values keep the names that they have in the whole graph."""
 
     device: int
     nodes: list[Node]
@@ -49,7 +50,7 @@ class GraphPart:
 
 
 def split(graph: Graph, labels: Mapping[Node, int], seconds: Mapping[Node, float]) -> list[GraphPart]:
-    """Parts in an order in which they can run; ``seconds``: how long each node takes, more or less."""
+    """Return the parts in an order in which they can run. ``seconds``: the approximate time of each node."""
     groups = clusters(graph, labels, seconds)
     home = {node: number for number, group in enumerate(groups) for node in group}
     parts = [_part(graph, group, labels[group[0]], number) for number, group in enumerate(groups)]
@@ -60,7 +61,8 @@ def split(graph: Graph, labels: Mapping[Node, int], seconds: Mapping[Node, float
 
 
 def clusters(graph: Graph, labels: Mapping[Node, int], seconds: Mapping[Node, float]) -> list[list[Node]]:
-    """The nodes of each part. The parts that most waits for come first, where the order leaves a choice."""
+    """Return the nodes of each part. Where the order leaves a choice, the part with the longest path behind it comes
+    first."""
     nodes = graph.nodes
     crossing = [n for n in nodes if any(labels[r] != labels[n] for v in n.outputs for r in v.users)]
     if len(crossing) > MOST_CROSSINGS:
@@ -78,7 +80,7 @@ def _producers(node: Node) -> Iterable[Node]:
 
 
 def _levels(nodes: Sequence[Node], labels: Mapping[Node, int]) -> list[list[Node]]:
-    """Devices take turns: a node comes in the first turn of its device in which all that it reads is there."""
+    """Cut by levels: devices take turns, and a node joins the first turn of its device in which its inputs exist."""
     count = max(labels.values()) + 1
     level: dict[Node, int] = {}
     found: dict[int, list[Node]] = {}
@@ -92,7 +94,7 @@ def _levels(nodes: Sequence[Node], labels: Mapping[Node, int]) -> list[list[Node
 def _by_signature(
     nodes: Sequence[Node], labels: Mapping[Node, int], bits: Mapping[Node, int]
 ) -> list[list[Node]]:  # fmt: skip
-    """Step 1; sets of results that cross are numbers, a bit for each."""
+    """Group the nodes as in step 1. An integer represents a set of crossing results, with one bit for each."""
     waits: dict[Node, int] = {}
     for node in nodes:
         waits[node] = 0
@@ -110,7 +112,8 @@ def _by_signature(
 
 
 class _Net:
-    """Groups and the groups that each waits for; sets of groups are numbers, a bit for each."""
+    """Groups of nodes, and the groups that wait for each. An integer represents a set of groups, with one bit for each.
+    """
 
     def __init__(self, groups: list[list[Node]], labels: Mapping[Node, int], seconds: Mapping[Node, float]) -> None:
         self.groups: dict[int, list[Node]] = dict(enumerate(groups))
@@ -125,7 +128,8 @@ class _Net:
         self.close()
 
     def order(self) -> list[int]:
-        """Topological; among those that may come next, the one with the longest way to the end."""
+        """Return a topological order. Of the groups that may come next, it takes the one with the longest path to the
+        end."""
         waiting = dict.fromkeys(self.groups, 0)
         for targets in self.next.values():
             for k in targets:
@@ -152,7 +156,7 @@ class _Net:
             for k in targets:
                 waiting[k] += 1
         found = [k for k, count in waiting.items() if not count]
-        for k in found:  # grows as it goes
+        for k in found:  # the loop extends the list
             for t in self.next[k]:
                 waiting[t] -= 1
                 if not waiting[t]:
@@ -160,7 +164,7 @@ class _Net:
         return found
 
     def close(self) -> None:
-        """All groups behind each, and before each."""
+        """Find all groups behind and before each group."""
         order = self.topological()
         self.behind = dict.fromkeys(order, 0)
         self.ahead = dict.fromkeys(order, 0)
@@ -172,7 +176,7 @@ class _Net:
                 self.ahead[t] |= self.ahead[k] | 1 << k
 
     def join(self) -> None:
-        """Step 2: neighbours first, then any two."""
+        """Join groups as in step 2: neighbours first, then any two."""
         for neighbours in (True, False):
             for p in list(self.groups):
                 while p in self.groups:
@@ -183,7 +187,8 @@ class _Net:
                     self.unite(p, mate)
 
     def may_join(self, p: int, q: int) -> bool:
-        """One device, nothing between them, and nobody of another device has to wait for long."""
+        """Whether two groups are on one device, with nothing between them, and joining delays other devices only
+        briefly."""
         if self.labels[p] != self.labels[q]:
             return False
         if self.behind[p] & self.ahead[q] or self.behind[q] & self.ahead[p]:
@@ -191,9 +196,10 @@ class _Net:
         others = sum(1 << k for k in self.groups if self.labels[k] != self.labels[p])
         lost = 0.0
         for one, other in ((p, q), (q, p)):
-            if self.behind[one] & ~self.behind[other] & others:  # they would wait for the other one, too
+            if self.behind[one] & ~self.behind[other] & others:  # other devices would wait for the second group, too
                 lost += self.seconds[other]
-            if self.ahead[other] & ~self.ahead[one] & others:  # it would wait for what only the other one needs
+            # the first group would wait for results that only the second needs
+            if self.ahead[other] & ~self.ahead[one] & others:
                 lost += self.seconds[one]
         return lost < OVERHEAD
 
@@ -210,7 +216,7 @@ class _Net:
 
 
 def _part(whole: Graph, nodes: list[Node], device: int, number: int) -> GraphPart:
-    """A graph of some nodes of another one. Constants are shared; what comes from elsewhere is an input."""
+    """Make a graph of some nodes of another graph. The graphs share constants; values from outside become inputs."""
     made = Graph(f"{whole.name}/{number}")
     inside = set(nodes)
     here: dict[Value, Value] = {}
@@ -233,7 +239,7 @@ def _part(whole: Graph, nodes: list[Node], device: int, number: int) -> GraphPar
 
 
 def _open(type: Type | None) -> Type | None:
-    """A type between parts: a dimension that has only a name is whatever comes. Names are checked at the door alone."""
+    """Open the type of a value between parts: named dimensions accept any size. Only the whole model checks names."""
     if not isinstance(type, TensorType) or type.shape is None:
         return type
     return type.with_shape(tuple(d if isinstance(d, int) else None for d in type.shape))

@@ -1,12 +1,13 @@
-"""Several devices that serve one model: who is free takes the next request, and what one failed at another does again.
+"""A pool of devices that serve one model. A free device takes the next request; another device repeats a failed one.
 
-A `DevicePool` knows the devices in order of preference and how many inferences each takes at a time. Together (MULTI)
-they share the requests; else (AUTO) the best that is ready serves alone, and the others stand by. A device may come
-while others serve: it is compiled, and tried out, in the background.
+A `DevicePool` knows the devices in order of preference and how many inferences each takes at a time. With MULTI all
+devices share the requests. With AUTO the best ready device serves alone, and the others stand by. A device may join
+while others serve: the pool compiles for it and tries it out in the background.
 
-What a device failed at is run again on the others before the caller learns of it. If one of them can do it, the device
-is to blame: it is left out after an error of the device itself, after `STRIKES` in a row where an operation refused.
-What no device can do is the request's own fault, and excludes no device unless that says that it is broken.
+If a device fails, the other devices run the request again before the caller learns of it. If one of them succeeds, the
+failed device is to blame. The pool leaves it out after an error of the device itself, or after `STRIKES` failures in a
+row where an operation refused. If no device can run the request, the request is to blame. The pool then leaves out a
+device only if the device reports that it is broken.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from .batch import BatchModel
 
 LOG = logging.getLogger("tunewright")
 
-#: failures in a row, of requests that others could serve, after which a device is left out
+#: A device is left out after this many failures in a row, counting requests that others could serve.
 STRIKES = 3
 
 
 class DeviceState(enum.Enum):
     """The state of a device in a pool."""
 
-    WAITING = "waiting"  # it is compiled when it is needed
+    WAITING = "waiting"  # compiled when it is needed
     COMPILING = "compiling"
     READY = "ready"
-    LOST = "lost"  # it could not compile the model, or failed
-    GONE = "gone"  # taken away
+    LOST = "lost"  # could not compile the model, or failed
+    GONE = "gone"  # removed from the pool
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class CandidateDevice:
     """A device that may serve."""
 
     name: str
-    #: requests that keep it busy, and whether a user said so: else the compiled model knows better
+    #: requests that keep it busy; ``fixed``: the user chose that number, otherwise the compiled model decides
     requests: int
     fixed: bool
     compile: Callable[[], CompiledModel]
-    #: why it cannot be used any more; empty: it can
+    #: why the device cannot be used any more; empty: it can
     broken: Callable[[], str]
 
 
@@ -68,13 +69,13 @@ class Member:
     slots: int
     state: DeviceState = DeviceState.WAITING
     model: CompiledModel | None = None
-    #: why it is lost, and the error where it could not compile the model
+    #: why it is lost, and the error if it could not compile the model
     why: str = ""
     error: Exception | None = None
     busy: int = 0
     served: int = 0
     strikes: int = 0
-    #: requests that nobody uses now
+    #: requests that are not in use
     idle: list[InferRequest] = field(default_factory=list)
 
     @property
@@ -82,7 +83,7 @@ class Member:
         return self.candidate.name
 
     def request(self) -> InferRequest:
-        """One of the device's requests, for one inference; others may ask at the same time."""
+        """Take one of the device's requests for one inference. Several threads may call it at the same time."""
         try:
             return self.idle.pop()
         except IndexError:
@@ -92,7 +93,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Served:
-    """An inference that is over."""
+    """A finished inference."""
 
     results: dict[str, Any]
     device: str
@@ -102,10 +103,10 @@ class Served:
 
 @dataclass(eq=False)
 class _Waiter:
-    """A request that waits for a device other than those that failed already."""
+    """A request that waits for a device which has not failed it yet."""
 
     failed: Mapping[Member, Exception]
-    #: held until it is known which
+    #: held until ``member`` is decided
     known: threading.Lock = field(default_factory=threading.Lock)
     member: Member | None = None
 
@@ -117,21 +118,22 @@ class DevicePool:
         self.name, self.together = name, together
         self._lock = threading.Lock()
         self._members = [_member(c) for c in candidates]
-        #: in the order in which they are asked: those that are left to other models come last
+        #: the order in which devices are asked: those left to other models come last
         self._ranked = list(self._members)
         self._left: frozenset[str] = frozenset()
         self._waiting: deque[_Waiter] = deque()
-        #: inputs of the last request, while a device compiles: a new device is tried with them
+        #: shapes and types of the last request's inputs, recorded while a device compiles: a new device is tried with
+        #: such
         self._like: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._compiling = 0
-        #: what was set since the models were compiled
+        #: settings changed since the models were compiled
         self._config: dict[str, Any] = {}
         #: requests that keep the devices busy
         self.count = 1
         with self._lock:
             self._changed()
 
-    # who is there
+    # state of the devices
 
     def devices(self) -> list[str]:
         """The devices that serve now, the preferred one first."""
@@ -140,17 +142,17 @@ class DevicePool:
         return ready if self.together else ready[:1]
 
     def served(self) -> dict[str, int]:
-        """How many inferences each device has done, also those that are lost."""
+        """How many inferences each device has done, lost devices included."""
         with self._lock:
             return {m.name: m.served for m in self._members}
 
     def states(self) -> dict[str, str]:
-        """Every device: ready, compiling, waiting, or why it is lost."""
+        """The state of every device, with the reason if it is lost."""
         with self._lock:
             return {m.name: f"lost: {m.why}" if m.state is DeviceState.LOST else m.state.value for m in self._members}
 
     def models(self) -> list[CompiledModel]:
-        """The model on each device that is ready, the preferred one first."""
+        """The model on each ready device, the preferred one first."""
         with self._lock:
             return [m.model for m in self._ranked if m.model is not None]
 
@@ -162,7 +164,7 @@ class DevicePool:
         return found[0]
 
     def set_property(self, config: Mapping[str, Any]) -> None:
-        """Settings of all devices' models, also of those that come later."""
+        """Change settings of the models on all devices, and of models that are compiled later."""
         with self._lock:
             self._config |= config
             for member in self._members:
@@ -170,10 +172,10 @@ class DevicePool:
                     member.model.set_property(config)
                     member.idle.clear()
 
-    # devices come and go
+    # adding and removing devices
 
     def compile_all(self) -> None:
-        """Compile for all devices, at the same time, before any request is served. An error: none of them can."""
+        """Compile for all devices at the same time. Raise an error if none of them can serve."""
         with self._lock:
             threads = [self._start(member, tried_out=False) for member in self._members]
         for thread in threads:
@@ -181,9 +183,9 @@ class DevicePool:
         self.model()
 
     def compile_first(self, name: str | None) -> None:
-        """Compile for one device, or else for the best, and begin with what more is wanted in the background.
+        """Compile for one device, or else for the best. Start the other wanted devices in the background.
 
-        It returns when a device can serve. An error: none can.
+        Returns when a device can serve, and raises an error if none can.
         """
         with self._lock:
             chosen = [m for m in self._members if m.name == name]
@@ -209,19 +211,19 @@ class DevicePool:
         member.state = DeviceState.COMPILING
         self._compiling += 1
         self._recount()
-        # Not a daemon: the end of the process would come in the middle of a compiler's work.
+        # Not a daemon: the process could otherwise end while a compiler works.
         thread = threading.Thread(target=self._compile, args=(member, tried_out), name=f"tunewright-{member.name}")
         thread.start()
         return thread
 
     def _compile(self, member: Member, tried_out: bool) -> None:
-        """On a thread of its own: it ends with a device that is ready, or lost."""
+        """Compile for a device, on a thread of its own. The device is then ready or lost."""
         try:
             LOG.info("%s: compiling for %s", self.name, member.name)
             model = member.candidate.compile()
             model.set_property(self._config)
             first = self._try_out(model) if tried_out else None
-        except Exception as error:  # whatever it is, the other devices go on
+        except Exception as error:  # the other devices continue after any error
             with self._lock:
                 self._compiling -= 1
                 member.error = error
@@ -229,17 +231,17 @@ class DevicePool:
             return
         with self._lock:
             self._compiling -= 1
-            if member.state is DeviceState.COMPILING:  # else it was taken away meanwhile
+            if member.state is DeviceState.COMPILING:  # otherwise the device was removed meanwhile
                 member.model, member.state = model, DeviceState.READY
                 member.requests = model.optimal_requests
-                # A request that waits for others of a batch leaves the device free.
+                # A request that waits for its batch leaves the device free.
                 member.slots = member.requests if isinstance(model, BatchModel) else model.streams.count
                 member.idle += [first] if first is not None else []
                 LOG.info("%s: %s is ready", self.name, member.name)
             self._changed()
 
     def _try_out(self, model: CompiledModel) -> InferRequest:
-        """One inference with inputs like those of the others' requests, so that the first real one is not delayed."""
+        """Run once with inputs like those of recent requests, so that the first real one is not delayed."""
         request, like = model.create_infer_request(), dict(self._like)
         for name, type in model.inputs.items():
             if isinstance(type, TensorType) and type.is_static and type.dtype is not DType.STRING:
@@ -249,15 +251,15 @@ class DevicePool:
                 request.run({name: np.zeros(shape, dtype) for name, (shape, dtype) in like.items()})
             except DeviceError:
                 raise
-            except TunewrightError as error:  # zeros need not make sense to a model
+            except TunewrightError as error:  # the model may reject zeros
                 LOG.debug("%s: zeros on %s: %s", self.name, model.device_name, error)
             request.results = {}
         return request
 
     def arrange(self, candidates: Sequence[CandidateDevice]) -> None:
-        """These devices from now on, in this order. New ones, and those that were lost, are compiled in the background.
+        """Serve with these devices from now on, in this order. Compile for new and lost ones in the background.
 
-        What runs on a device that is taken away ends there.
+        A removed device finishes the inferences that run on it.
         """
         with self._lock:
             known = {m.name: m for m in self._members if m.state is not DeviceState.LOST}
@@ -274,7 +276,7 @@ class DevicePool:
             self._changed()
 
     def leave_to_others(self, names: frozenset[str]) -> None:
-        """Use these devices only where no other can serve: more important models have them."""
+        """Use these devices only if no other can serve, because more important models use them."""
         with self._lock:
             if names != self._left:
                 self._left = names
@@ -283,12 +285,12 @@ class DevicePool:
                 after = next((m for m in self._ranked if m.state is DeviceState.READY), None)
                 if before is not after and after is not None:
                     LOG.info("%s: %s serves from now on", self.name, after.name)
-                if any(m.state is not DeviceState.WAITING for m in self._members):  # it is in use
+                if any(m.state is not DeviceState.WAITING for m in self._members):  # the pool is in use
                     self._want_more({})
                 self._changed()
 
     def wanted(self, taken: frozenset[str]) -> str:
-        """The device that would serve best if others had those: the first that is not lost."""
+        """The best device if ``taken`` are in use elsewhere: the first that is not lost."""
         with self._lock:
             usable = [m.name for m in self._members if m.state is not DeviceState.LOST]
         return next((name for name in usable if name not in taken), usable[0] if usable else "")
@@ -307,7 +309,7 @@ class DevicePool:
         self._changed()
 
     def _changed(self) -> None:
-        """A device came, went or changed its place: perhaps a request need not wait any longer."""
+        """Recount the requests and serve the waiting ones, after a device came, went or changed its rank."""
         self._recount()
         self._serve_waiting()
 
@@ -322,7 +324,7 @@ class DevicePool:
     # requests
 
     def infer(self, inputs: Any, remote: bool, outputs: Mapping[str, Any] | None) -> Served:
-        """An inference on the best device that is free; waits while none is."""
+        """Run an inference on the best free device; wait while none is free."""
         if self._compiling and isinstance(inputs, Mapping):
             self._like = {k: (v.shape, v.dtype) for k, v in inputs.items() if isinstance(v, np.ndarray)}
         failed: dict[Member, Exception] = {}
@@ -338,7 +340,7 @@ class DevicePool:
                 for row in rows:
                     row.device = member.name
                 served = Served(results, member.name, request.get_totals(), rows)
-                request.results = {}  # they are the caller's
+                request.results = {}  # the caller owns the results
             except Exception as error:
                 self._give_back(member, None)
                 if isinstance(error, InputError) and not _somewhere(inputs, outputs):
@@ -353,23 +355,24 @@ class DevicePool:
             self._give_back(member, request)
             if failed:
                 self._blame(failed, member)
-                failed.clear()  # the errors know this frame: the model would stay until garbage is collected
+                # the errors refer to this frame, which would keep the model alive until the next garbage collection
+                failed.clear()
             return served
 
     def _take(self, failed: Mapping[Member, Exception]) -> Member | None:
-        """The best device that is free and has not failed yet, with one inference more to do; None: there is none."""
+        """Take the best device that is free and has not failed this request. None: no such device is left."""
         with self._lock:
-            # No request is passed by: one that could use a free device was served when that became free.
+            # This overtakes no waiting request: a freed device serves those at once.
             member = self._pick(failed)
             if member is not None or not self._will_be(failed):
                 return member
             waiter = _Waiter(failed)
             waiter.known.acquire()
-            # Who has waited already, and was let down, goes first.
+            # A request that has waited and then failed goes first.
             self._waiting.appendleft(waiter) if failed else self._waiting.append(waiter)
         try:
             waiter.known.acquire()
-        except BaseException:  # Ctrl-C: nobody is to be sent to who does not come
+        except BaseException:  # Ctrl-C: no device may be assigned to a request that has gone
             with self._lock:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
@@ -389,7 +392,7 @@ class DevicePool:
         return None
 
     def _will_be(self, failed: Mapping[Member, Exception]) -> bool:
-        """A device that has not failed may become free; if it is not compiled yet, that begins now."""
+        """Whether a device that has not failed may become free. Starts to compile one if none is ready."""
         there = [m for m in self._ranked if m not in failed]
         if not any(m.state in (DeviceState.READY, DeviceState.COMPILING) for m in there):
             self._want_more(failed)
@@ -406,7 +409,7 @@ class DevicePool:
                 waiter.known.release()
 
     def _give_back(self, member: Member, request: InferRequest | None) -> None:
-        """An inference is over; None: it failed, and the state of its request is unknown."""
+        """End an inference on a device. ``request`` None: it failed, or its request is in an unknown state."""
         with self._lock:
             member.busy -= 1
             if request is not None:
@@ -418,7 +421,7 @@ class DevicePool:
                 self._serve_waiting()
 
     def _examine(self, member: Member) -> None:
-        """Whether a device that failed is out of order, whatever other devices can do."""
+        """Ask a failed device whether it is broken, and leave it out if so."""
         try:
             why = member.candidate.broken()
         except Exception as error:
@@ -428,18 +431,18 @@ class DevicePool:
                 self._lose(member, f"is broken: {why}")
 
     def _blame(self, failed: Mapping[Member, Exception], other: Member) -> None:
-        """Another device could do it: what failed before is the fault of those devices."""
+        """Count the failures against those devices, since another device served the request."""
         with self._lock:
             for member, error in failed.items():
                 if isinstance(error, InputError):
-                    continue  # a tensor that only the other can reach
+                    continue  # a tensor that only the other device can reach
                 own = isinstance(error, DeviceError) or not isinstance(error, TunewrightError)
                 member.strikes = STRIKES if own else member.strikes + 1
                 if member.strikes >= STRIKES:
                     self._lose(member, f"failed where {other.name} did not: {error}")
 
     def _verdict(self, failed: Mapping[Member, Exception]) -> Exception:
-        """What is told when nobody could do it: what an operation said rather than a device."""
+        """Choose the error for the caller: one of an operation rather than one of a device."""
         if not failed:
             with self._lock:
                 return self._none_left()
@@ -449,7 +452,7 @@ class DevicePool:
     def _none_left(self) -> Exception:
         first = self._members[0].error
         if first is not None and all(m.error is not None for m in self._members):
-            return first  # nobody could compile it: that is about the model
+            return first  # no device could compile the model, so the model is the reason
         reasons = "; ".join(f"{m.name} {m.why}" for m in self._members if m.state is DeviceState.LOST)
         return DeviceError(f"{self.name}: no device is left: {reasons}")
 
@@ -459,7 +462,7 @@ def _member(candidate: CandidateDevice) -> Member:
 
 
 def _somewhere(inputs: Any, outputs: Mapping[str, Any] | None) -> bool:
-    """A tensor lies in memory that perhaps not all devices reach."""
+    """Whether a tensor lies in memory that some devices may not reach."""
     given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
     if isinstance(inputs, Mapping):
         given = list(inputs.values())

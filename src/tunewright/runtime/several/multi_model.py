@@ -19,7 +19,7 @@ from .multi import CandidateDevice, DevicePool, Served
 
 
 class _PoolStreams(Streams):
-    """As many threads as requests keep the devices busy, which changes when devices come and go."""
+    """As many threads as requests keep the devices busy. The number changes when devices come and go."""
 
     def __init__(self, pool: DevicePool) -> None:
         super().__init__(pool.count)
@@ -44,13 +44,13 @@ class PoolModel(CompiledModel):
         settings: Settings,
         candidates: Callable[[str], Sequence[CandidateDevice]] | None = None,
     ) -> None:
-        """``candidates``: the devices that a text names, if they may be changed."""
+        """``candidates``: returns the devices that a text names, if the user may change them."""
         super().__init__()
         self.device_name, self.pool, self.settings, self._candidates = name, pool, settings, candidates
         self.streams = _PoolStreams(pool)
         first = pool.model()
         self._inputs, self._outputs, self.nodes, self._name = first.inputs, first.outputs, first.nodes, first.name
-        # What MODEL_PRIORITY is to AUTO was decided when it was compiled.
+        # AUTO used MODEL_PRIORITY at compile time.
         own = {"MULTI_DEVICE_PRIORITIES"} if candidates is not None else set()
         self.changeable = (self.changeable | own) - ({"MODEL_PRIORITY"} if candidates is None else set())
 
@@ -87,9 +87,9 @@ class PoolModel(CompiledModel):
         return found
 
     def set_property(self, config: Mapping[str, Any]) -> None:
-        """As ever; MULTI_DEVICE_PRIORITIES says which devices serve from now on, and in which order.
+        """Change settings. MULTI_DEVICE_PRIORITIES names the devices that serve from now on, in order of preference.
 
-        A new device is compiled in the background, and one that is taken away ends what it has begun.
+        The pool compiles for a new device in the background. A removed device finishes what it has begun.
 
         >>> compiled.set_property({"MULTI_DEVICE_PRIORITIES": "CPU,GPU.0"})
         """
@@ -102,7 +102,7 @@ class PoolModel(CompiledModel):
 
     @property
     def context(self) -> RemoteContext:
-        """The context of the preferred device: only that device uses tensors there."""
+        """The context of the preferred device. Only that device uses tensors in it."""
         return self.pool.model().context
 
     def create_infer_request(self) -> PoolRequest:
@@ -110,7 +110,7 @@ class PoolModel(CompiledModel):
 
 
 class PoolRequest(InferRequest):
-    """A request that any of the devices serves: its inputs go to the device as they are."""
+    """A request that any of the devices serves. The device gets the inputs unchanged."""
 
     model: PoolModel
 
@@ -120,7 +120,7 @@ class PoolRequest(InferRequest):
 
     @property
     def device(self) -> str:
-        """Who did the last inference; empty: there was none."""
+        """The device that did the last inference; empty: there was none."""
         return self._served.device
 
     def run(

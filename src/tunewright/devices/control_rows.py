@@ -162,7 +162,7 @@ class Cases:
 
 @dataclass(frozen=True, eq=False)
 class Tell:
-    """Turn counters into numbers that the host reads when the launch is over."""
+    """Set counters to numbers that are read when the launch is over."""
 
     told: Sequence[tuple[Counter, Whole]]
 

@@ -40,7 +40,7 @@ SUFFIX, UNFINISHED = ".kernel", ".unfinished"
 _OURS = re.compile(r"[0-9a-f]{64}\.kernel|[0-9a-f]{16}\.unfinished")
 _LENGTH = struct.Struct("<I")
 _TAG = hashlib.sha256().digest_size
-#: an entry begins with a label of at most this many bytes
+#: the most bytes of an entry's label, with its newline
 _LABEL = 256
 #: seconds after which an unfinished file is garbage
 _STALE = 600

@@ -237,8 +237,7 @@ class _BlockWriter:
     base: TableCell | None = None
 
     def meet(self, rows: Sequence[Row]) -> None:
-        """Note the offsets at which rows read variables: each row that sets a variable writes all of these addresses.
-        """
+        """Note the offsets at which rows read variables. A row that sets a variable writes all of these addresses."""
         for row in walk(rows):
             for ref in refs(row):
                 if isinstance(ref.base, Variable):
@@ -431,7 +430,7 @@ class _BlockWriter:
         return self._word(ref), 0
 
     def _move(self, places: _Places, offset: Whole, source: Operand, add: Whole) -> None:
-        """Write a move to all words of a variable, when all of them are known."""
+        """Write a MOVE row. Its words are filled in when all words of the variable are known."""
         step = self.table.listing.control(RowCode.MOVE, 0, 0, 0)
         self.table._moves.append((step, places, offset, source, add))
         if not is_late(add) or newest(add) in self.late:  # else the number is not known yet: see `end`

@@ -55,7 +55,7 @@ __attribute__((used)) static int probe(void) {{
 _START = {
     "x86_64": "call probe; mov %eax, %edi; mov $231, %eax; syscall", "aarch64": "bl probe; mov x8, #94; svc #0",
 }  # fmt: skip
-#: an instruction of each feature; the compiler is told their registers as one
+#: an instruction of each feature; one clobber list covers their registers
 _INSTRUCTIONS = {
     "sse3": "addsubps %xmm1, %xmm0", "ssse3": "pshufb %xmm1, %xmm0", "sse4.1": "pmulld %xmm1, %xmm0",
     "sse4.2": "pcmpgtq %xmm1, %xmm0", "popcnt": "popcnt %eax, %eax", "avx": "vaddps %ymm1, %ymm1, %ymm0",
@@ -251,7 +251,7 @@ def run(binary: bytes) -> str:
 
 
 def _name(signature: int, architecture: str) -> str:
-    """Name the processor by more than its own name: very different processors are called "AMD EPYC"."""
+    """Return a name that is more specific than the processor's own: very different ones are called "AMD EPYC"."""
     known = [cpu_name()]
     if architecture == "x86_64":
         family, model = isa.family_model(signature)

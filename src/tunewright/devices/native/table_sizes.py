@@ -132,7 +132,7 @@ class OwnMemory:
         #: positions of the costs of all launches, and the sizes at which they were learned
         self._costs = np.array([b - 1 for begins in self._begins.values() for b in begins], np.intp)
         self._learned_at: tuple[int, ...] = ()
-        #: positions of the addresses of its scratch memory, which has one number in all kernels
+        #: the number of each scratch memory, and the positions of its address; all kernels share the numbers
         self._scratch = {
             (one, name): (number, [linked.number(at) for at in places])
             for one in open.placed for number, (name, places) in enumerate(one.scratch.items())

@@ -53,7 +53,7 @@ def complete(text: str, entry: str, arguments: int, grid: Sequence[int], local: 
             f"{OPENCL_C} /* {entry} */", f"#define OCL_DIMENSIONS {len(grid)}",
             f"#define OCL_GLOBAL {', '.join(map(str, sizes))}", f"#define OCL_LOCAL {', '.join(map(str, groups))}",
             *(["#define OCL_GROUPS"] if max(groups) > 1 else []), _library(), '#line 1 "kernel.cl"', text,
-            # The macros of the user's text may define anything.
+            # This line follows the user's text, whose macros may define anything.
             '#line 1 "CONFIG_FILE"', f"void tunewright_item(const __global ulong* arguments) {{ {entry}({passed}); }}",
             OPENCL_C_LOOP, f"#define COUNT_X {max(sizes[0], 1)}", f"#define COUNT_Y {max(sizes[1], 1)}",
             (_HERE / "opencl_c.c").read_text("utf-8"),

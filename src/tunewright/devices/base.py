@@ -94,7 +94,7 @@ class Traits:
     #: the properties whose names begin with ``GPU_`` apply
     has_gpu_properties: bool = False
     #: default number of parallel inferences (with 2, one runs while data of the other is transferred), and the largest
-    #: useful number (each needs memory); 0: one per unit
+    #: useful number. Each needs memory. 0: one per unit
     streams: int = 2
     most_streams: int = 8
     #: for lower bounds of times: bytes per clock of one unit of the fastest hardware of this kind

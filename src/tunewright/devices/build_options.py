@@ -89,8 +89,7 @@ def threads(wanted: int) -> int:
 
 
 def settle(process: int, priority: str) -> None:
-    """Apply GPU_HOST_TASK_PRIORITY to a process that builds kernels: cores of its kind, and a lower priority for LOW.
-    """
+    """Apply GPU_HOST_TASK_PRIORITY to a process that builds kernels: set cores of its kind; LOW lowers its priority."""
     with contextlib.suppress(OSError, AttributeError):  # the process has ended, or the system lacks these calls
         if priority == "LOW":
             os.setpriority(os.PRIO_PROCESS, process, min(19, os.getpriority(os.PRIO_PROCESS, 0) + GIVES_WAY))
@@ -115,8 +114,7 @@ def cpu_list(text: str) -> set[int]:
 
 
 def write_source(text: str, suffix: str, name: str = "") -> None:
-    """Write the text of a model's program to SOURCES_DUMPS_DIR. Its first kernel names the file unless ``name`` does.
-    """
+    """Write the text of a model's program to SOURCES_DUMPS_DIR, named by ``name`` or its first kernel."""
     settings = _current.get()
     if settings is None or not settings.sources_dumps_dir:
         return

@@ -102,8 +102,7 @@ class CDevice(Device):
 
     @abstractmethod
     def build(self, source: str) -> Any:
-        """Return the program of a complete text. Each text is compiled once. ExecutionError has the compiler's message.
-        """
+        """Return the program of a complete text, compiled once. ExecutionError has the compiler's message."""
 
     def begin_build(self, sources: Sequence[str]) -> None:
         """Begin to build programs that will be needed, if the device compiles in other processes."""

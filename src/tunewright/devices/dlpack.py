@@ -53,7 +53,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def is_tensor(value: object) -> bool:
-    """Whether a value is another library's tensor with DLPack support."""
+    """Whether a value is a library's tensor with DLPack support."""
     return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
 
 
@@ -66,7 +66,8 @@ def place(value: Any) -> tuple[int, int]:
 def capsule(value: Any, writable: bool, stream: int | None = None) -> tuple[Any, bool]:
     """Return a tensor's capsule, and whether it is read-only. ``stream``: the reader's stream on a GPU.
 
-    Only the newer form tells that a tensor is read-only. Only exporters that support it are asked for it.
+    Only the newer form of a capsule tells that a tensor is read-only. An exporter that refuses that form gives the
+    older.
     """
     given: dict[str, Any] = {} if stream is None else {"stream": stream}
     if writable:

@@ -454,8 +454,7 @@ def using(cache: KernelCache | None) -> Iterator[None]:
 
 
 def forgo() -> None:
-    """Keep no kernels in this process from now on, except inside `using`: most of what it compiles is of no later use.
-    """
+    """Keep no kernels in this process from now on, except inside `using`: most that it compiles have no later use."""
     global _forgone
     _forgone = True
 

@@ -39,8 +39,7 @@ class OwnRegion:
 
 @dataclass(eq=False)
 class PlacedKernel:
-    """A kernel in a table: the steps of its launches, and the words that hold addresses of its scratch memory, by name.
-    """
+    """A kernel in a table: the steps of its launches, and by name the words for addresses of its scratch memory."""
 
     kernel: CKernel
     steps: list[int] = field(default_factory=list)

@@ -54,8 +54,7 @@ _COST = -1
 
 @dataclass(eq=False)
 class _Places:
-    """The words that hold a variable's address, and for each offset the words that hold the address plus that offset.
-    """
+    """The words that hold a variable's address, and for each offset the words that hold the address plus it."""
 
     cell: TableCell
     words: dict[Whole, list[Operand]] = field(default_factory=dict)

@@ -228,7 +228,7 @@ class OpenCalls:
     #: (launch, word of its row, value)
     words: tuple[tuple[int, int, SymInt], ...]
     scratch: Mapping[str, SymInt]
-    #: constants: launch, argument, what it is
+    #: constants: launch, argument, constant
     tables: tuple[tuple[int, int, ConstantTable], ...] = ()
 
     @property

@@ -67,8 +67,7 @@ class Reports:
         self.records[:] = 0
 
     def check(self) -> None:
-        """Raise KernelError if a kernel reported something, and clear all records then. The kernels must be finished.
-        """
+        """Raise KernelError if a kernel reported something, and clear all records then. The kernels must have ended."""
         if self._bytes != self._clean:
             at = int(np.flatnonzero(self.records[:, 0])[0])
             error = _error(self.records[at], self.kernels[at])

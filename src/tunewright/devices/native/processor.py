@@ -139,7 +139,7 @@ def begin() -> None:
                 for level in [level for level in likely if wanted in ("AUTO", level.name.upper())][-1:]:
                     _prober(level, named).begin(probe(level))
             if not _runtime().begin(_text(*POOL)):
-                # Not a daemon: when the process ends, it leaves no files and no compilers behind
+                # Not a daemon: the process ends without leaving files or compilers behind
                 threading.Thread(target=_finish, name="compiles-pool").start()
 
 

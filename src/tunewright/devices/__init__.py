@@ -1,4 +1,4 @@
-"""The hardware: what links a plan into one executable and runs it. `base` and `executable` are the interfaces.
+"""The hardware: devices link a plan into one executable and run it. `base` and `executable` are the interfaces.
 
 `native` is the processor, `cuda` NVIDIA GPUs, `opencl` OpenCL devices, `host` numpy, `null` a scripted clock for tests.
 """

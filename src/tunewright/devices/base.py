@@ -1,4 +1,4 @@
-"""What a device is: a target that names it in every key, memory, and a queue with a clock."""
+"""Base classes of devices. A device has a target that is part of every key, memory, and a queue with a clock."""
 
 from __future__ import annotations
 
@@ -22,28 +22,32 @@ from .remote import RemoteTensor
 
 
 def aligned(nbytes: int) -> np.ndarray[Any, Any]:
-    """Bytes of the host's memory that begin where vectors do, with any content."""
+    """Allocate uninitialized host memory, aligned for vectors."""
     raw = np.empty(nbytes + 64, np.uint8)
     offset = -address(raw) % 64
     return raw[offset : offset + nbytes]
 
 
 def in_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array whose elements lie one behind the other, each where its type may be: the array itself, if it is so.
+    """Return a C-contiguous array with aligned elements: the array itself if it already is one, else a copy.
 
-    Kernels ask for no more than that. Of a view (a part of a picture, rows with padding behind them, every second
-    column, channels in reverse) there is one copy, of its elements alone.
+    Kernels ask for no more than that. A view (a part of a picture, padded rows, every second column, reversed channels)
+    is copied once, and only its own elements.
     """
     if array.dtype == object or (array.flags.c_contiguous and array.flags.aligned):
-        return array if array.flags.c_contiguous else np.ascontiguousarray(array)  # which makes a row of a scalar
+        # ascontiguousarray turns a scalar into a row
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
     made = np.ndarray(array.shape, array.dtype, aligned(array.nbytes))
     np.copyto(made, array)
     return made
 
 
 def on_lines(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array, or a copy of it, that begins where a cache line does. Numpy's begin at any multiple of 16 bytes: from
-    most of those places on, every second vector or each lies across two lines, which takes longer to read."""
+    """Return the array aligned to a cache line: the array itself or a copy.
+
+    Numpy aligns arrays to 16 bytes only. At most such addresses, every second vector, or each one, lies across two
+    cache lines and takes longer to read.
+    """
     if array.dtype == object or (array.flags.c_contiguous and address(array) % 64 == 0):
         return array
     made = empty_on_lines(array.shape, array.dtype)
@@ -52,13 +56,14 @@ def on_lines(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def empty_on_lines(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Memory with any content that begins where a cache line does: what is packed there needs no copy."""
+    """Allocate an uninitialized array aligned to a cache line. A constant packed into it needs no copy."""
     nbytes = math.prod(shape) * dtype.itemsize
     return np.ndarray(shape, dtype, aligned(nbytes) if nbytes < LARGE else shared_pages(nbytes))
 
 
 def address(array: Any) -> int:
-    """Where an array's bytes begin. Numpy's own ways take four times as long, and a small network asks ten times."""
+    """Return the address of an array's bytes. Numpy's own ways take four times as long, and a small network asks ten
+    times."""
     try:
         return addressof(c_char.from_buffer(array))
     except (TypeError, ValueError):  # read-only, empty, or of a type that no buffer describes
@@ -67,34 +72,34 @@ def address(array: Any) -> int:
 
 @dataclass(frozen=True)
 class Traits:
-    """The questions that solvers, measuring and plugins ask about the hardware of a target.
+    """What solvers, measuring and plugins ask about the hardware of a target.
 
-    The defaults are the answers for hardware of a kind that is not in `KINDS`.
+    The defaults are for hardware whose kind is not in `KINDS`.
     """
 
-    #: kernels run on the cores that the threads of the host use; work beside them makes them slower
+    #: kernels run on the cores of the host's threads; other work on the host slows them down
     shares_cores: bool = False
-    #: a work-item has a core, and the caches nearest to it, to itself; the target's name may tell their sizes
+    #: each work-item has a core and its nearest caches to itself; the target's name may tell the cache sizes
     private_caches: bool = False
-    #: kernels ask for memory before they use it
+    #: kernels prefetch memory
     prefetches: bool = False
-    #: neighbouring work-items are lanes of one vector, and come in groups
+    #: neighbouring work-items are lanes of one vector and form work groups
     has_work_groups: bool = False
-    #: a batch of inferences takes much less time than the same inferences one after the other
+    #: a batch of inferences takes much less time than the same inferences in sequence
     batches_pay: bool = False
     #: a new process takes seconds to open the device
     opens_slowly: bool = False
-    #: kernels compute nothing, and a script says how long each takes
+    #: kernels compute nothing, and a script sets how long each takes
     is_scripted: bool = False
     #: the properties whose names begin with ``GPU_`` apply
     has_gpu_properties: bool = False
-    #: number of inferences that run at the same time unless settings say otherwise (with 2, one runs while data of the
-    #: other is transferred), and the largest useful number (each needs memory); 0: one for each unit
+    #: default number of parallel inferences (with 2, one runs while data of the other is transferred), and the largest
+    #: useful number. Each needs memory. 0: one per unit
     streams: int = 2
     most_streams: int = 8
-    #: for a lower bound of times: bytes per clock of one unit of the fastest hardware of this kind
+    #: for lower bounds of times: bytes per clock of one unit of the fastest hardware of this kind
     bytes_per_clock: int = 64
-    #: for estimates: operations and bytes per second of one unit; 0 operations: they follow from the vector registers
+    #: for estimates: operations and bytes per second of one unit; 0 operations: derived from the vector registers
     unit_flops: float = 3e11
     unit_bandwidth: float = 25e9
 
@@ -114,33 +119,33 @@ _UNKNOWN = Traits()
 
 @dataclass(frozen=True)
 class Target:
-    """What a kernel is compiled for; part of every key. Two runtimes on one processor are two targets."""
+    """What a kernel is compiled for. Part of every key. Two runtimes on one processor are two targets."""
 
     device: str  # kind: cpu, gpu, null, or one of an extension
     name: str  # as the hardware calls itself
     arch: str
     units: int
     software: tuple[tuple[str, str], ...] = ()  # drivers, runtimes, compilers with their versions
-    language: str = ""  # of the kernels that it compiles: "c", or none
-    options: str = ""  # given to its compiler
-    vector_bytes: int = 16  # of a vector register
+    language: str = ""  # language of the kernels that it compiles: "c", or none
+    options: str = ""  # options given to its compiler
+    vector_bytes: int = 16  # bytes of a vector register
     registers: int = 16  # number of vector registers
-    lacks: tuple[str, ...] = ()  # what kernels must do without: fp64
-    #: traits that differ from those of the kind; no part of keys
+    lacks: tuple[str, ...] = ()  # features that kernels must not use: fp64
+    #: traits that differ from those of the kind; not part of keys
     own_traits: Traits | None = field(default=None, compare=False, repr=False)
 
     @property
     def traits(self) -> Traits:
-        """The traits of the hardware: those of its kind, unless the device gives others."""
+        """The traits of the hardware: the device's own if it gives any, else those of its kind."""
         return self.own_traits or KINDS.get(self.device, _UNKNOWN)
 
     @property
     def most_streams(self) -> int:
-        """The largest number of parallel inferences that may be of use."""
+        """The largest useful number of parallel inferences."""
         return self.traits.most_streams or self.units
 
     def has(self, feature: str) -> bool:
-        """Kernels may use what not every processor of the architecture has: ``x86-64-v4+avx512vnni``."""
+        """Whether kernels may use an optional feature of the architecture, as in ``x86-64-v4+avx512vnni``."""
         return feature in self.arch.split("+")[1:]
 
     def __str__(self) -> str:
@@ -150,61 +155,63 @@ class Target:
 
 @dataclass(frozen=True)
 class Hints:
-    """What a request asks of its queue (GPU_QUEUE_PRIORITY, GPU_QUEUE_THROTTLE): LOW, MEDIUM or HIGH."""
+    """The priority and throttle that a request asks of its queue (GPU_QUEUE_PRIORITY, GPU_QUEUE_THROTTLE): LOW, MEDIUM
+    or HIGH."""
 
     priority: str = "MEDIUM"
     throttle: str = "MEDIUM"
 
 
 class Queue(ABC):
-    """In-order execution for one request, with a clock in seconds."""
+    """An in-order queue for one request, with a clock in seconds."""
 
-    #: kernels launched so far
+    #: number of kernels launched so far
     launches: int = 0
-    #: seconds that were spent waiting for kernels so far
+    #: seconds spent waiting for kernels so far
     waited: float = 0.0
-    #: `equal` compares where the buffers are, and fetches nothing
+    #: `equal` compares buffers in place and fetches nothing
     compares: bool = False
-    #: whose failures those of kernels are that are run by themselves (`Kernel.run`), for who looks at reports later
+    #: the owner of failures of kernels that run by themselves (`Kernel.run`), for whoever looks at reports later
     running: object = None
 
     @property
     def watching(self) -> bool:
-        """Kernels were launched that may report something (`devices.reports`), and nobody has looked yet."""
+        """Whether launched kernels may have reports (`devices.reports`) that nobody has read yet."""
         return False
 
     def check(self) -> None:  # noqa: B027 (nothing is reported)
-        """Wait for what was launched. KernelError where a kernel reports what is wrong with its inputs."""
+        """Wait for launched kernels. Raise KernelError if a kernel reports that its inputs are wrong."""
 
     def forget(self) -> None:  # noqa: B027
-        """Wait for what was launched, whatever kernels report."""
+        """Wait for launched kernels and ignore their reports."""
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that it keeps for kernels."""
+        """Bytes of memory that the queue keeps for kernels."""
         return 0
 
     @abstractmethod
     def now(self) -> float:
-        """The device's time once everything queued so far has finished."""
+        """The device's time at which everything queued so far has finished."""
 
     def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
-        """Wait until everything queued so far has finished: the host may read its results."""
+        """Wait until everything queued so far has finished. The host may then read the results."""
 
     def rouse(self) -> None:  # noqa: B027 (most have no threads that sleep)
-        """Have the device ready at once for what is timed next, as it is in the middle of a network."""
+        """Wake the device before a timed launch, so that it is as ready as in the middle of a network."""
 
     def fetch(self, values: Sequence[Any]) -> Sequence[Any]:
-        """The values, finished and where the host can read them; what is not in a device's memory is as it was."""
+        """Return the finished values where the host can read them. Values outside the device's memory are returned as
+        they are."""
         self.finish()
         return values
 
     def put(self, array: np.ndarray[Any, Any], to: Any) -> None:
-        """Write an array of the host, or one that was adopted, into memory of the device that nothing queued uses."""
+        """Write an array of the host, or an adopted one, into device memory that nothing queued uses."""
         np.copyto(to, array)
 
     def fill(self, to: Any, byte: int) -> None:
-        """Write one byte all over a buffer of the device that nothing queued uses."""
+        """Fill a device buffer that nothing queued uses with one byte."""
         if isinstance(to, np.ndarray):
             to.fill(byte)
         else:
@@ -215,10 +222,11 @@ class Queue(ABC):
         return bool(np.array_equal(*self.fetch([one, other])))
 
     def adopt(self, value: Any, writable: bool = False) -> Any:
-        """A caller's tensor (a `RemoteTensor`, or one that speaks DLPack) as an array that `put`, `fetch` and kernels
-        take, behind what its owner has enqueued. It is kept until `release`, and until what is queued has finished.
+        """Return a caller's tensor (a `RemoteTensor` or a DLPack tensor) as an array for `put`, `fetch` and kernels.
 
-        InputError when it cannot be reached from here, or, with ``writable``, not be written.
+        Uses of the array come after the work that its owner has enqueued. The queue keeps it until `release`, and until
+        queued work has finished. Raise InputError if the tensor cannot be reached or, with ``writable``, cannot be
+        written.
         """
         if isinstance(value, RemoteTensor):
             if not isinstance(value.memory, np.ndarray):
@@ -231,20 +239,20 @@ class Queue(ABC):
         return array
 
     def duplicate(self, value: Any) -> Any:
-        """A copy in memory of the device that is nobody else's, of an array there or of the host."""
+        """Copy an array of the device or the host into new memory of the device."""
         return value.copy()
 
     def settle(self) -> Any:
-        """Called when a request's results stay on the device: what tells that they are there, or None: they are."""
+        """Return an object that tells when results that stay on the device are ready, or None if they are ready."""
         self.finish()
         return None
 
     def release(self) -> None:  # noqa: B027 (most keep nothing)
-        """Give back what was adopted: its users have finished, or are in order with its owner."""
+        """Give back adopted tensors: the work that uses them has finished or is ordered with their owner."""
 
 
 def host_array(value: Any, writable: bool = False) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor that speaks DLPack, in the host's memory."""
+    """Return the bytes of a DLPack tensor in host memory."""
     kind, number = dlpack.place(value)
     if kind not in dlpack.HOST:
         gpu = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
@@ -257,64 +265,66 @@ def host_array(value: Any, writable: bool = False) -> np.ndarray[Any, Any]:
 
 
 class Device(ABC):
-    """A device that is open. Modules offer classes in ``DEVICES``; `available` is asked before `__init__`."""
+    """An open device. Modules offer classes in ``DEVICES``; the caller asks `available` before `__init__`."""
 
-    #: identifies the implementation (host, opencl, cuda, null)
+    #: name of the implementation (host, opencl, cuda, null)
     family: str
     #: among implementations that offer the same device name, the highest wins
     priority: int = 0
-    #: what the names that it offers begin with (CPU, GPU): it is not asked for others. None: anything
+    #: prefixes of the device names that it offers (CPU, GPU); it is asked for no others. None: any name
     kinds: tuple[str, ...] | None = None
-    #: what people call its devices where there are none
+    #: the name that users read for its devices where there are none
     title: str = ""
 
-    #: how it computes where it stands in for another device, to warn users
+    #: how it computes when it stands in for another device, for warnings to users
     stand_in: str = ""
 
     name: str
     target: Target
-    #: its kernels are the references, which numpy computes: nothing is compiled, searched or measured
+    #: its kernels are the numpy references: nothing is compiled, searched or measured
     runs_references: bool = False
-    #: lists of devices leave it out: users do not choose it
+    #: device lists leave it out: users do not choose it
     is_hidden: bool = False
-    #: kernels work on the host's own arrays; else `alloc` makes what only kernels, `Queue.fetch` and `Queue.put` access
+    #: kernels work on the host's own arrays; else only kernels, `Queue.fetch` and `Queue.put` access memory from
+    #: `alloc`
     shares_memory: bool = True
-    #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
+    #: type in which single-precision networks are computed, unless INFERENCE_PRECISION_HINT names another
     precision: DType = DType.FLOAT32
-    #: it computes half floats in single precision, which tensors of half networks have between layers then
+    #: it computes half floats in single precision; tensors between layers of half networks are then single precision
     widens: bool = False
-    #: it can compile kernels; else it runs what is in the kernel cache
+    #: it can compile kernels; else it runs only kernels of the kernel cache
     compiles: bool = True
-    #: loops and branches may be part of its executables (`devices/control_rows.py`)
+    #: its executables may contain loops and branches (`devices/control_rows.py`)
     runs_control: bool = False
-    #: it runs plans that are made for classes of shapes
+    #: it runs plans made for classes of shapes
     serves_classes: bool = False
-    #: plans for exact shapes are faster: the first shape of a model gets one
+    #: plans for exact shapes are faster: the first shape of a model gets such a plan
     prefers_exact: bool = False
-    #: memory of the device, where it can be told
+    #: bytes of the device's memory, if known
     memory_bytes: int | None = None
-    #: where it is plugged in, where that is known (`devices.pci`)
+    #: its PCI address, if known (`devices.pci`)
     pci: str | None = None
-    #: its last-level cache: what was used longer ago than this much comes from memory. 0: it has none
+    #: size of its last-level cache: data not used within this many bytes comes from memory. 0: no such cache
     cache_bytes: int = 0
 
     @classmethod
     @abstractmethod
     def available(cls) -> list[str] | str:
-        """The device names that can be opened here, or the reason why there are none."""
+        """Return the device names that can be opened here, or the reason why there are none."""
 
     @classmethod  # noqa: B027 - most need nothing that takes long
     def begin(cls) -> None:
-        """`available` will be asked soon: what that waits for may begin beside. Nothing is told of what goes wrong."""
+        """Begin in the background what `available` will wait for. Errors are not reported here."""
 
     @classmethod
     def mistake(cls) -> SettingsError | None:
-        """The setting because of which it offers nothing: who asks for such a device is told, and gets no other one."""
+        """Return the wrong setting because of which the class offers no device. A caller that asks for such a device
+        gets this error and no other device."""
         return None
 
     @classmethod
     def unusable(cls) -> dict[str, str]:
-        """Devices that are here and cannot be opened, with the reasons."""
+        """Return devices that are present but cannot be opened, with the reasons."""
         return {}
 
     @abstractmethod
@@ -324,7 +334,8 @@ class Device(ABC):
     def queue(self) -> Queue: ...
 
     def link(self, parts: Sequence[Part]) -> Executable:
-        """Parts of a plan as one executable: kernels that are `Kernel.is_linkable`, blocks where it `runs_control`.
+        """Link parts of a plan into one executable: kernels that are `Kernel.is_linkable`, and blocks if it
+        `runs_control`.
 
         A device that links nothing has each kernel called by itself.
         """
@@ -332,89 +343,92 @@ class Device(ABC):
         return HostCall(part)
 
     def compute_formulas(self, formulas: Formulas) -> None:  # noqa: B027 (Python does it, too)
-        """Have complete formulas computed by something faster than Python, where there is such."""
+        """Have complete formulas computed by something faster than Python, if the device has it."""
 
     def request_queue(self, hints: Hints) -> Queue:
-        """A queue for requests, with these hints where the device knows them."""
+        """Return a queue for requests. The device applies the hints that it knows."""
         return self.queue()
 
     def lent(self, context: Any, queue: Any) -> Device:
-        """The same device with a caller's context and queue, either may be None. DeviceError where it has no such."""
+        """Return the same device with a caller's context and queue; either may be None. Raise DeviceError if it
+        supports neither."""
         raise DeviceError(f"{self.name} takes no context and no queue of a caller's",
                           hint="a device of OpenCL or CUDA does: docs/remote-tensors.md")  # fmt: skip
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
-        """InputError unless it is a caller's memory with room for tensors of this number of bytes."""
+        """Raise InputError unless ``memory`` is a caller's memory that can hold ``nbytes`` bytes of tensors."""
         raise InputError(f"{type(memory).__name__} is not memory that {self.name} can use",
                          hint="pass tensors that support DLPack as they are")  # fmt: skip
 
     def dlpack_device(self, memory: Any) -> tuple[int, int]:
-        """Where DLPack says that an array of this device is."""
+        """Return the DLPack device of an array of this device."""
         if not isinstance(memory, np.ndarray):
             raise BufferError(f"DLPack has no tensors in the memory of {self.name}")
         return dlpack.CPU, 0
 
     def export(self, memory: Any, ready: Any, stream: int | None, given: dict[str, Any]) -> Any:
-        """DLPack's capsule of an array of this device, for a reader's stream; ``given``: other arguments."""
+        """Return a DLPack capsule of an array of this device, for a reader's stream. ``given``: other arguments."""
         self.dlpack_device(memory)
         return memory.__dlpack__(**given)
 
     def with_threads(self, count: int) -> Device:
-        """The same device with no more threads than ``count`` (0: all that the process may use), where it has some.
+        """Return the same device with at most ``count`` threads (0: all that the process may use), if it has threads.
 
-        The same count gives the same device. Its target tells it from others: what is best depends on it.
+        The same count returns the same device. The thread count is part of the target, because the best choice depends
+        on it.
         """
         return self
 
     def configured(self, settings: Settings) -> Device:
-        """The same device as settings want it: with no more threads than CPU_THREADS_NUM, where it has some."""
+        """Return the same device as the settings ask: with at most CPU_THREADS_NUM threads, if it has threads."""
         return self.with_threads(settings.cpu_threads_num)
 
     @property
     def kernel_label(self) -> str:
-        """What listings of the kernel cache say about programs for it."""
+        """The label of this device's programs in listings of the kernel cache."""
         return f"{self.target.device.upper()} {self.target.arch}"
 
     def broken(self) -> str:
-        """Why this process cannot use it any more, whatever the cause; empty: it can."""
+        """Return why this process can no longer use the device, or an empty string if it can."""
         return ""
 
     def alloc(self, nbytes: int) -> Any:
-        """Memory for an arena, aligned for vectors. A device that shares memory with the host keeps this."""
+        """Allocate memory for an arena, aligned for vectors. A device that shares memory with the host keeps this
+        version."""
         return aligned(nbytes)
 
     def host_memory(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Bytes of the host's memory for inputs that are written anew for each inference: the device takes them from
-        there without a copy in between."""
+        """Allocate host memory for inputs that are rewritten for each inference. The device reads it without an extra
+        copy."""
         return aligned(nbytes)
 
     def view(self, buffer: Any, offset: int, type: TensorType) -> Any:
-        """A tensor inside a buffer."""
+        """Return a tensor inside a buffer."""
         return np.ndarray(type.physical, type.dtype.numpy, buffer, offset)
 
     def constant(self, array: np.ndarray[Any, Any]) -> Any:
-        """An array that nobody writes to, where kernels read it."""
+        """Return a read-only array where kernels can read it."""
         return array
 
     def convert(self, array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-        """An array of the host in another element type, in memory of its own."""
+        """Convert an array of the host to another element type, in new memory."""
         return array.astype(dtype.numpy, order="C")
 
     def bind(self, mode: str) -> None:  # noqa: B027 (most have no threads of their own)
-        """CPU_BIND_THREADS: where its threads may run, from now on."""
+        """Apply CPU_BIND_THREADS: set where the device's threads may run from now on."""
 
     def energy_meter(self) -> energy.EnergyMeter | str:
-        """Return what measures its energy, or the reason why nothing does."""
+        """Return the meter of the device's energy, or the reason why there is none."""
         number = self.name.rpartition(".")[2]
         return energy.meter(self.target.device, int(number) if number.isdecimal() else 0)
 
     def held(self) -> dict[str, int]:
-        """Bytes of its own memory that are in use, by purpose; empty where its memory is the host's."""
+        """Return the bytes in use of the device's own memory, by purpose. Empty if its memory is the host's."""
         return {}
 
     @property
     def free_bytes(self) -> int | None:
-        """Memory that could still be taken, where it can be told."""
+        """Bytes of memory that are still free, if known."""
         return None
 
     @property
@@ -424,11 +438,11 @@ class Device(ABC):
 
     @property
     def uuid(self) -> str | None:
-        """What tells it from every other device of the world, where it says so."""
+        """The device's globally unique id, if it reports one."""
         return None
 
     def describe(self) -> dict[str, Any]:
-        """What `tunewright devices` shows."""
+        """Return what `tunewright devices` shows."""
         return {
             "name": self.name,
             "full_name": self.target.name,

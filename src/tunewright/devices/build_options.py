@@ -1,4 +1,4 @@
-"""How kernels are built for a model: on how many threads, beside what else, and where their sources are written."""
+"""How kernels are built for a model: number of threads, priority, and the folder for their sources."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pathlib import Path
 from ..settings import Settings, write_dump
 from .host import cpu_count
 
-#: how much nicer than this one processes are that give way to others
+#: how much the nice value of a low-priority process exceeds this process's
 GIVES_WAY = 10
-#: cores of a hybrid processor by kind, as Linux tells them
+#: cores of a hybrid processor by kind, from Linux
 _KINDS = {"HIGH": Path("/sys/devices/cpu_core/cpus"), "LOW": Path("/sys/devices/cpu_atom/cpus")}
 
-#: the first kernel of a text: ours are written with a macro
+#: the first kernel of a text: our own kernels begin with a macro
 _ENTRY = re.compile(r"^\s*(?:KERNEL|(?:__)?kernel\b.*?\bvoid)\s+(\w+)\s*\(", re.MULTILINE)
 
 _current: ContextVar[Settings | None] = ContextVar("building", default=None)
-#: processes that build stay in the group of this one
+#: building processes stay in this process's group
 _together: ContextVar[bool] = ContextVar("together", default=False)
 
 
 class _Waited(threading.local):
-    """Seconds that this thread waited for programs."""
+    """Seconds that this thread has waited for programs."""
 
     seconds, depth = 0.0, 0
 
@@ -39,7 +39,7 @@ _waited = _Waited()
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """This thread waits for a program: what compiles, and not what runs it, takes this time (`waited`)."""
+    """Count the time inside the context as waiting for a program (`waited`): compiling takes it, not running."""
     begin = time.perf_counter()
     _waited.depth += 1
     try:
@@ -51,14 +51,14 @@ def waiting() -> Iterator[None]:
 
 
 def waited() -> float:
-    """Seconds that this thread has waited for programs so far. Kernels compile when they are first bound, so that who
-    wants to know what compiling takes has to ask before and after."""
+    """Return the seconds that this thread has waited for programs so far. Kernels compile when they are first bound, so
+    a caller that measures compiling asks before and after."""
     return _waited.seconds
 
 
 @contextlib.contextmanager
 def using(settings: Settings) -> Iterator[None]:
-    """Builds in this thread are for a model with these settings for a while."""
+    """Have builds in this thread use the settings of a model inside the context."""
     token = _current.set(settings)
     try:
         yield
@@ -67,7 +67,7 @@ def using(settings: Settings) -> Iterator[None]:
 
 
 def current() -> Settings:
-    """What `using` says, else the environment."""
+    """Return the settings of `using`, else the environment's."""
     return _current.get() or Settings.from_environment()
 
 
@@ -77,19 +77,20 @@ def stay_together() -> None:
 
 
 def is_apart() -> bool:
-    """Processes that build have a session of their own: then Ctrl-C is this process's to handle."""
+    """Whether building processes have a session of their own. Then this process must handle Ctrl-C."""
     return not _together.get()
 
 
 def threads(wanted: int) -> int:
-    """COMPILATION_NUM_THREADS: what is not positive, or more than there are, means all."""
+    """Return the threads for COMPILATION_NUM_THREADS. A number that is not positive, or exceeds the cores, means all
+    cores."""
     most = cpu_count()
     return wanted if 0 < wanted <= most else most
 
 
 def settle(process: int, priority: str) -> None:
-    """Give a process that builds kernels its GPU_HOST_TASK_PRIORITY: the cores of its kind, and LOW gives way."""
-    with contextlib.suppress(OSError, AttributeError):  # it has ended, or the system has no such thing
+    """Apply GPU_HOST_TASK_PRIORITY to a process that builds kernels: set cores of its kind; LOW lowers its priority."""
+    with contextlib.suppress(OSError, AttributeError):  # the process has ended, or the system lacks these calls
         if priority == "LOW":
             os.setpriority(os.PRIO_PROCESS, process, min(19, os.getpriority(os.PRIO_PROCESS, 0) + GIVES_WAY))
         cores = _kind(priority) & os.sched_getaffinity(0)
@@ -98,13 +99,13 @@ def settle(process: int, priority: str) -> None:
 
 
 def _kind(priority: str) -> set[int]:
-    """Cores of a hybrid processor that are meant; none where all are alike."""
+    """Return the cores of a hybrid processor for a priority, or none if all cores are alike."""
     path = _KINDS.get(priority)
     return cpu_list(path.read_text("ascii")) if path is not None and path.exists() else set()
 
 
 def cpu_list(text: str) -> set[int]:
-    """Linux's ``0-3,8`` as numbers."""
+    """Parse a Linux core list like ``0-3,8``."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -113,7 +114,7 @@ def cpu_list(text: str) -> set[int]:
 
 
 def write_source(text: str, suffix: str, name: str = "") -> None:
-    """SOURCES_DUMPS_DIR: keep the text of what is built for a model; named by its first kernel unless ``name`` says."""
+    """Write the text of a model's program to SOURCES_DUMPS_DIR, named by ``name`` or its first kernel."""
     settings = _current.get()
     if settings is None or not settings.sources_dumps_dir:
         return

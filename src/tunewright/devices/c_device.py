@@ -1,4 +1,4 @@
-"""Devices that compile the C of our kernels: the processor through clang, and whatever OpenCL offers."""
+"""Devices that compile the C of our kernels: the processor through clang, and OpenCL devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Device, Queue
 from .executable import Executable, Part
 from .reports import KernelError, QueueReports
 
-#: what the pointer to an empty tensor points to: nobody reads it, but it must be one
+#: target of the pointer of an empty tensor: nobody reads it, but the pointer must be valid
 NOTHING = np.zeros(64, np.uint8)
 
 
@@ -28,20 +28,20 @@ class CLaunch(ABC):
 
     @abstractmethod
     def set(self, at: int, value: Any) -> None:
-        """Argument ``at``: an array, whose bytes the kernel reads and writes, their address (a plain integer, where the
-        device shares the host's memory), or a number of numpy's."""
+        """Set argument ``at``: an array that the kernel reads and writes, its address, or a numpy number. An address is
+        a plain integer, and needs a device that shares the host's memory."""
 
     @abstractmethod
     def number(self, at: int, value: int) -> None:
-        """Argument ``at``: an integer of 32 bits."""
+        """Set argument ``at`` to an integer of 32 bits."""
 
     @abstractmethod
     def spread(self, grid: Sequence[int]) -> None:
-        """Have another grid, with as many axes."""
+        """Set another grid with as many axes."""
 
     @abstractmethod
     def __call__(self) -> None:
-        """Enqueue it."""
+        """Enqueue the kernel."""
 
 
 class CQueue(Queue):
@@ -50,18 +50,18 @@ class CQueue(Queue):
     def __init__(self) -> None:
         self.launches = 0
         self.waited = 0.0
-        #: something was enqueued that nobody has waited for
+        #: whether enqueued work exists that nobody has waited for
         self.pending = False
-        #: what must live until everything queued so far has finished
+        #: objects that must live until everything queued so far has finished
         self.kept: list[Any] = []
-        #: of kernels that run later than their launch
+        #: reports of kernels that run later than their launch
         self.reports = QueueReports(self)
-        #: scratch memory by number: kernels run one after the other, and share it while it is warm
+        #: scratch memory by number: kernels run in sequence, and share it while it is in the caches
         self.scratch: dict[int, Any] = {}
 
     def borrow(self, device: CDevice, number: int, nbytes: int) -> Any:
-        """Scratch memory for a kernel: those of a queue run one after the other, and share what has one number. Memory
-        that grows has some to spare, since sizes that change grow again."""
+        """Return scratch memory for a kernel. Kernels of a queue run in sequence, so they share the memory of a number.
+        Memory that grows gets spare room, since sizes that change grow again."""
         held = self.scratch.get(number)
         if held is None or held.nbytes < nbytes:
             held = self.scratch[number] = device.alloc(nbytes if held is None else nbytes * 5 // 4)
@@ -83,7 +83,7 @@ class CQueue(Queue):
             self.reports.check()
 
     def keep(self, owner: object) -> None:
-        """Let something live until everything queued so far has finished."""
+        """Keep an object alive until everything queued so far has finished."""
         self.kept.append(owner)
 
     def now(self) -> float:
@@ -94,7 +94,7 @@ class CQueue(Queue):
 class CDevice(Device):
     """Compiles texts of one dialect and launches their kernels."""
 
-    #: "c" or "opencl": which prelude makes a text complete
+    #: "c" or "opencl": the prelude that completes a text
     dialect: str
 
     @abstractmethod
@@ -102,20 +102,22 @@ class CDevice(Device):
 
     @abstractmethod
     def build(self, source: str) -> Any:
-        """The program of a complete text; each is compiled once. ExecutionError says what the compiler says."""
+        """Return the program of a complete text, compiled once. ExecutionError has the compiler's message."""
 
     def begin_build(self, sources: Sequence[str]) -> None:
-        """These programs will be wanted: a device that compiles in other processes begins."""
+        """Begin to build programs that will be needed, if the device compiles in other processes."""
 
     def link(self, parts: Sequence[Part]) -> Executable:
-        from .opencl.enqueued import Enqueued  # which needs this module
+        from .opencl.enqueued import Enqueued  # Enqueued imports this module
 
         return Enqueued(self, parts)
 
     def launch(
         self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
     ) -> CLaunch:  # fmt: skip
-        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: the size of a group.
+        """Return a kernel of a program over a grid of work-items, ready for its arguments. ``local``: the size of a
+        group.
 
-        Of devices that enqueue kernels one by one (`enqueued`)."""
+        For devices that enqueue kernels one by one (`enqueued`).
+        """
         raise NotImplementedError

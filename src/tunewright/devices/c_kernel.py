@@ -38,9 +38,9 @@ class Out:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory for the launches of one execution of a kernel; equal ``name`` in several launches is the same.
+    """Memory for the launches of one execution of a kernel. Launches that use the same ``name`` share it.
 
-    The kernels of a request share it: what it holds at the beginning is anything.
+    The kernels of a request share it, so its initial content is undefined.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Scratch:
 
 @dataclass(frozen=True, eq=False)
 class ConstantTable:
-    """A constant that the kernel brings along. Where it consists of sizes, ``make`` computes it from these."""
+    """A constant that belongs to the kernel. If it consists of sizes, ``make`` computes it from them."""
 
     array: np.ndarray[Any, Any]
     sizes: tuple[Whole, ...] = ()
@@ -59,29 +59,29 @@ class ConstantTable:
 
     @property
     def is_late(self) -> bool:
-        """It depends on numbers that a launch finds out by itself."""
+        """Whether the constant depends on numbers that a launch computes."""
         return any(map(is_late, self.sizes))
 
     @property
     def words(self) -> list[Whole]:
-        """The sizes as words of 64 bits, of two elements each; they are not negative."""
+        """The sizes as 64-bit words of two elements each. Sizes are not negative."""
         assert self.listed
         sizes = [*self.sizes, 0]
         return [low + high * 2**32 for low, high in zip(sizes[::2], sizes[1::2], strict=False)]
 
     @property
     def is_open(self) -> bool:
-        """Whether it depends on symbolic sizes; ``array`` is that of the sizes at hand."""
+        """Whether the constant depends on symbolic sizes. ``array`` is the constant for the sizes at hand."""
         return any(isinstance(size, SymInt) for size in self.sizes)
 
     @staticmethod
     def of(make: Callable[..., np.ndarray[Any, Any]], sizes: Sequence[Whole]) -> ConstantTable:
-        """What a function makes of sizes. It gets them as plain numbers, and must not depend on anything else."""
+        """Make a constant from sizes. The function gets plain numbers, and must not depend on anything else."""
         return ConstantTable(make(*map(hint, sizes)), tuple(sizes), make)
 
     @staticmethod
     def list(sizes: Sequence[Whole]) -> ConstantTable:
-        """The sizes themselves."""
+        """Make a constant whose elements are the sizes themselves."""
         return dataclasses.replace(ConstantTable.of(_int32, sizes), listed=True)
 
 
@@ -91,7 +91,7 @@ def _int32(*numbers: int) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class ReportArgument:
-    """Where a kernel writes what is wrong with its inputs (`devices.reports`): all launches of a kernel share it."""
+    """Where a kernel writes faults of its inputs (`devices.reports`). All launches of a kernel share it."""
 
 
 Arg: TypeAlias = In | Out | Scratch | ConstantTable | ReportArgument | np.generic | SymInt
@@ -104,32 +104,32 @@ class CLaunchCall:
     name: str
     grid: tuple[int, ...]
     args: tuple[Arg, ...]
-    #: what stands before the kernel, its parameters, its body: without the words of a dialect
+    #: parts of the text without words of a dialect: what precedes the kernel, its parameters, its body
     head: str
     params: tuple[str, ...]
     body: str
-    #: work-items that OpenCL runs together; the grid is a multiple of it
+    #: work-items that OpenCL runs as a group; the grid is a multiple of it
     group: int = 1
-    #: the same along each axis, where a user says so; none: the device decides
+    #: group size along each axis, if a user sets it; empty: the device decides
     local: tuple[int, ...] = ()
 
     @cached_property
     def text(self) -> str:
-        """What tells a kernel from others, whatever its dialect."""
+        """The text that identifies a kernel, whatever its dialect."""
         return f"{self.head}\nKERNEL {self.name}({', '.join(self.params)}) {{\n{self.body}\n}}\n"
 
     @property
     def at_hand(self) -> CLaunchCall:
-        """The launch for the shapes at hand, where it is one of a class of shapes."""
+        """The launch for the shapes at hand, if it is made for a class of shapes."""
         return dataclasses.replace(self, grid=tuple(hint(g) for g in self.grid), args=tuple(map(_arg, self.args)))
 
     def program(self, dialect: str) -> str:
-        """The complete text in a dialect."""
+        """Return the complete text in a dialect."""
         raise NotImplementedError
 
 
 class Text(CLaunchCall):
-    """A launch whose ``body`` is a complete text already."""
+    """A launch whose ``body`` is already a complete text."""
 
     def program(self, dialect: str) -> str:
         return self.body
@@ -142,7 +142,7 @@ def _arg(arg: Arg) -> Arg:
 
 
 class KernelTensors(Protocol):
-    """What a kernel is for, as far as its device asks."""
+    """The tensors of a kernel, as far as its device asks."""
 
     @property
     def inputs(self) -> Sequence[Type | None]: ...
@@ -152,7 +152,7 @@ class KernelTensors(Protocol):
 
     @property
     def constant(self) -> Sequence[bool]:
-        """Which inputs never change."""
+        """Which inputs are constant."""
 
 
 class CKernel(Kernel):
@@ -170,15 +170,15 @@ class CKernel(Kernel):
     ) -> None:
         self.name, self.problem, self.device = name, problem, device
         self.calls = [call.at_hand for call in calls]
-        #: what of its launches depends on shapes, where it is made for a class of them
+        #: the parts of its launches that depend on shapes, if it is made for a class of shapes
         self.open = OpenCalls.of(calls)
         self.packings = packings
         self.costs = LaunchCosts(len(calls))
 
     def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:
-        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself.
+        """Set the bytes of scratch memory that depends on numbers which a launch computes.
 
-        A kernel that serves several nodes is told so for each: what was limited before is no longer among the sizes.
+        The caller does this for each node that the kernel serves. An earlier limit no longer counts among the sizes.
         """
         assert self.open is not None
         self.most_scratch = {**self.most_scratch, **scratch}
@@ -192,7 +192,7 @@ class CKernel(Kernel):
 
     @cached_property
     def programs(self) -> list[Any]:
-        """Compiled, at the latest when they are needed."""
+        """The compiled programs. Compiled at the latest when they are needed."""
         with build_options.waiting():
             return [self.device.build(text) for text in self.texts]
 
@@ -215,7 +215,7 @@ class CKernel(Kernel):
         return made
 
     def new(self, i: int) -> Any:
-        """Memory for output i."""
+        """Allocate memory for output i."""
         type = self.problem.outputs[i]
         assert isinstance(type, TensorType)
         return self.device.view(self.device.alloc(type.nbytes), 0, type)
@@ -228,7 +228,7 @@ class OpenCalls:
     #: (launch, word of its row, value)
     words: tuple[tuple[int, int, SymInt], ...]
     scratch: Mapping[str, SymInt]
-    #: constants: launch, argument, what it is
+    #: constants: launch, argument, constant
     tables: tuple[tuple[int, int, ConstantTable], ...] = ()
 
     @property
@@ -240,7 +240,7 @@ class OpenCalls:
 
     @staticmethod
     def of(calls: Sequence[CLaunchCall]) -> OpenCalls | None:
-        """None where nothing does."""
+        """Return the parts that depend on shapes, or None if there are none."""
         words: list[tuple[int, int, Any]] = []
         scratch: dict[str, Any] = {}
         tables: list[tuple[int, int, ConstantTable]] = []
@@ -261,25 +261,26 @@ class OpenCalls:
 
 
 def _kind(arg: Any) -> Any:
-    """What an argument of a launch is, but for its value."""
+    """Return what an argument of a launch is, apart from its value."""
     if isinstance(arg, In | Out | ReportArgument):
         return arg
     return arg.name if isinstance(arg, Scratch) else isinstance(arg, ConstantTable)
 
 
 class LaunchCosts:
-    """What the thread pool learned of a kernel's launches, for tables that are made later: it need not learn it again.
+    """Costs of a kernel's launches that the thread pool has measured, to start later tables with.
 
-    A table of steps has the least ticks that it saw for 1024 items of each (`launch_table.c`); 0: it saw none.
+    For each launch, a table of steps holds the fewest ticks measured for 1024 items (`launch_table.c`). 0: not
+    measured.
     """
 
     def __init__(self, launches: int) -> None:
         self._known = np.zeros(launches, np.uint64)
-        #: the table that was made last, and in each row where the launches' costs stand
+        #: the last table, and the positions of the launches' costs in each row
         self._last: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
 
     def pass_on(self, table: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> None:
-        """Write what is known into a new table, and learn from it from now on."""
+        """Write the known costs into a new table, and learn from that table from now on."""
         if self._last is not None:
             last, where = self._last
             seen = np.concatenate([last[where], [self._known]])

@@ -1,4 +1,4 @@
-"""Copies of constants in a device's memory: made once, and gone with the array that they are of."""
+"""Copies of constants in a device's memory. Each is made once, and is freed with its source array."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Copy = TypeVar("Copy", bound=_Sized)
 
 
 class ConstantCopies(Generic[Copy]):
-    """``make`` copies an array that nobody writes to."""
+    """A cache of copies. ``make`` copies an array that nobody writes to."""
 
     def __init__(self, make: Callable[[Array], Copy]) -> None:
         self._make = make
-        #: id of an array -> the array, while it lives, and its copy
+        #: id of an array -> a weak reference to the array, and its copy
         self._known: dict[int, tuple[weakref.ref[Array], Copy]] = {}
         self._lock = threading.Lock()
 
@@ -36,7 +36,7 @@ class ConstantCopies(Generic[Copy]):
             if known is not None and known[0]() is array:
                 return known[1]
             copy = self._make(array)
-            # No lock when it dies: that may happen while this thread has it.
+            # `_forget` takes no lock: the array may die while this thread holds the lock.
             self._known[key] = weakref.ref(array, lambda ref: self._forget(key, ref)), copy
             return copy
 
@@ -47,5 +47,5 @@ class ConstantCopies(Generic[Copy]):
 
     def _forget(self, key: int, dead: weakref.ref[Array]) -> None:
         known = self._known.get(key)
-        if known is not None and known[0] is dead:  # else another array has its id by now
+        if known is not None and known[0] is dead:  # else another array has this id by now
             self._known.pop(key, None)

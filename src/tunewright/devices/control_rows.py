@@ -1,8 +1,7 @@
 """Control flow as data: kernels, loops and branches that a device may link into one launch with their neighbours.
 
-The runtime writes a `Block` for a control-flow node (`runtime/control/control_rows.py`); a device that links blocks
-makes it part of a launch. Every tensor is a `Ref`: an address that is fixed, or that the launch itself changes as it
-goes.
+The runtime writes a `Block` for a control-flow node (`runtime/control/control_rows.py`). A device that links blocks
+makes the block part of a launch. Every tensor is a `Ref`: an address that is fixed, or that the launch itself changes.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Counter:
-    """How many iterations of a loop are over, an int64."""
+    """The number of finished iterations of a loop, an int64."""
 
 
 Base: TypeAlias = Outer | Own | Fixed | SizeList | Variable | Counter
@@ -62,7 +61,7 @@ Base: TypeAlias = Outer | Own | Fixed | SizeList | Variable | Counter
 
 @dataclass(frozen=True)
 class Ref:
-    """Where a tensor begins. Offsets, like all sizes here, are symbolic in a plan for a class of shapes."""
+    """Where a tensor begins. Offsets and sizes are symbolic in a plan for a class of shapes."""
 
     base: Base
     offset: Whole = 0
@@ -71,13 +70,13 @@ class Ref:
         return replace(self, offset=self.offset + nbytes)
 
     def is_all_of(self, base: Base) -> bool:
-        """It begins where ``base`` does, whatever the sizes are."""
+        """Whether the tensor begins where ``base`` does, whatever the sizes are."""
         return self.base is base and not isinstance(self.offset, SymInt) and self.offset == 0
 
 
 @dataclass(frozen=True, eq=False)
 class LaunchRow:
-    """A kernel with its tensors (None: absent). ``tag``: the step that it is, for whoever counts."""
+    """A kernel with its tensors (None: absent). ``tag``: the step that it belongs to, for counts."""
 
     kernel: Kernel
     ins: tuple[Ref | None, ...]
@@ -87,7 +86,7 @@ class LaunchRow:
 
 @dataclass(frozen=True)
 class Set:
-    """The variable is this address from now on."""
+    """Set the variable to this address from now on."""
 
     variable: Variable
     to: Ref
@@ -95,7 +94,7 @@ class Set:
 
 @dataclass(frozen=True)
 class CopyRow:
-    """Copy bytes. What a device does not move in other ways should be small."""
+    """Copy bytes. Copies should be small if the device has no faster way to move them."""
 
     to: Ref
     source: Ref
@@ -104,10 +103,10 @@ class CopyRow:
 
 @dataclass(eq=False)
 class Late:
-    """Numbers that change with a late symbol (`ir/launch_symbols.py`), which is how many iterations of a loop are over.
+    """Numbers that change with a late symbol (`ir/launch_symbols.py`): the number of finished iterations of a loop.
 
-    Where a check of ``code`` fails, the rows are not right for what comes: the launch ends, and the request runs the
-    node by itself.
+    If a check of ``code`` fails, the rows do not fit what follows: the launch ends, and the request runs the node by
+    itself.
     """
 
     atom: int
@@ -117,11 +116,11 @@ class Late:
 
 @dataclass(frozen=True, eq=False)
 class LoopRow:
-    """Repeat ``body`` while the bool at ``condition`` is true, and as often as the int64 at ``limit`` says.
+    """Repeat ``body`` while the bool at ``condition`` is true, at most as often as the int64 at ``limit`` says.
 
-    ``whole``: nothing but the limit ends it. ``tag``: the node, for whoever tells that it took too many iterations.
-    ``first``: bodies of the first iterations, where these differ. ``late``: what each further iteration computes
-    at first, where its rows depend on which one it is. ``behind``: rows behind the loop, with ``at_end`` before them.
+    ``whole``: only the limit ends the loop. ``tag``: the node, for the error about too many iterations. ``first``:
+    bodies of the first iterations, where these differ. ``late``: what each further iteration computes at its start, if
+    its rows depend on the iteration. ``behind``: rows behind the loop, with ``at_end`` before them.
     """
 
     counter: Counter
@@ -138,7 +137,7 @@ class LoopRow:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """One of two, by the bool at ``condition``."""
+    """Run one of two lists of rows, by the bool at ``condition``."""
 
     condition: Ref
     then: Sequence[Row]
@@ -147,14 +146,14 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class Compute:
-    """The number that a kernel has written to a counter is known: compute what depends on it from here on."""
+    """Compute the numbers that depend on a counter, once a kernel has written it. Later rows use them."""
 
     late: Late
 
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """Rows for some numbers that a counter may have, and rows for all others."""
+    """Rows for some values of a counter, and rows for all other values."""
 
     counter: Counter
     cases: Mapping[int, Sequence[Row]]
@@ -163,7 +162,7 @@ class Cases:
 
 @dataclass(frozen=True, eq=False)
 class Tell:
-    """Counters become numbers which are read when the launch is over."""
+    """Set counters to numbers that are read when the launch is over."""
 
     told: Sequence[tuple[Counter, Whole]]
 
@@ -173,14 +172,14 @@ Row: TypeAlias = LaunchRow | Set | CopyRow | LoopRow | Branch | Compute | Cases 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """An output that is as long as a loop: of which each iteration makes a row, or that each iteration makes longer.
+    """An output whose length depends on a loop: each iteration makes a row of it, or makes it longer.
 
-    ``type``: of a row; of a state, without any iteration. ``steps``: how much each iteration adds to each size of the
-    state. ``most``: iterations that there may be; None: what the node's first input says, which is there before the
+    ``type``: that of a row, or of a state before any iteration. ``steps``: how much each iteration adds to each size of
+    the state. ``most``: the largest number of iterations; None: the node's first input says it, and is known before the
     launch.
 
-    Or one whose sizes the launch tells: ``told`` says where, None for those that are known; ``type`` has the most that
-    they can be.
+    Or an output whose sizes the launch tells: ``told`` says where, None for sizes that are known. ``type`` then has the
+    largest sizes.
     """
 
     output: int
@@ -197,19 +196,19 @@ class Block:
 
     rows: Sequence[Row]
     nbytes: Whole
-    #: outputs that are memory of each inference, for as many rows as there may be
+    #: outputs in memory of each inference, with room for the largest number of rows
     ragged: Sequence[Ragged] = ()
-    #: of the node, where its rows' times and failures are told
+    #: tag of the node, for the times and failures of its rows
     tag: object = field(default=None, repr=False)
 
     @property
     def escapes(self) -> bool:
-        """It may turn out in a launch that its rows are not right for what comes."""
+        """Whether a launch may find that the block's rows do not fit what follows."""
         return any(late.code.checks for late in lates(self.rows))
 
 
 def walk(rows: Sequence[Row]) -> Iterator[Row]:
-    """Every row, those of bodies and branches included."""
+    """Yield every row, including those of bodies and branches."""
     for row in rows:
         yield row
         if isinstance(row, LoopRow):
@@ -224,7 +223,7 @@ def walk(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def refs(row: Row) -> Iterator[Ref]:
-    """The tensors that a row itself reads or writes."""
+    """Yield the tensors that a row itself reads or writes."""
     if isinstance(row, LaunchRow):
         found: tuple[Ref | None, ...] = (*row.ins, *row.outs)
     elif isinstance(row, CopyRow):
@@ -237,7 +236,7 @@ def refs(row: Row) -> Iterator[Ref]:
 
 
 def sizes(block: Block) -> Iterator[Whole]:
-    """Every number that says where a tensor of a block is or how large it is, and is known in front of a launch."""
+    """Yield every address and size of a block's tensors that is known before a launch."""
     yield block.nbytes
     for one in block.ragged:
         yield from one.type.dims
@@ -249,7 +248,7 @@ def sizes(block: Block) -> Iterator[Whole]:
 
 
 def numbers(rows: Sequence[Row]) -> Iterator[Whole]:
-    """Every number that rows consist of; those in kernels as well that are in no other list."""
+    """Yield every number in rows, including those in kernels that are in no other list."""
     for row in walk(rows):
         for ref in [*refs(row), *([row.to] if isinstance(row, Set) else [])]:
             yield ref.offset
@@ -265,7 +264,7 @@ def numbers(rows: Sequence[Row]) -> Iterator[Whole]:
 
 
 def lates(rows: Sequence[Row]) -> Iterator[Late]:
-    """Every program of late numbers."""
+    """Yield every program of late numbers."""
     for row in walk(rows):
         if isinstance(row, LoopRow):
             yield from (late for late in (row.late, row.at_end) if late is not None)
@@ -274,7 +273,7 @@ def lates(rows: Sequence[Row]) -> Iterator[Late]:
 
 
 def settle(rows: Sequence[Row], inside: Sequence[Late] = ()) -> None:
-    """Have the programs of late numbers compute every number of rows that is one."""
+    """Have the programs of late numbers compute every late number of the rows."""
     for row in rows:
         if isinstance(row, Compute):
             inside = (*inside, row.late)
@@ -299,6 +298,6 @@ def _settle_loop(row: LoopRow, inside: Sequence[Late]) -> None:
 
 def _settle_numbers(row: Row, inside: Sequence[Late]) -> None:
     for number in filter(is_late, numbers([row])):
-        for late in inside:  # none has it where the rows are written again as part of others
+        for late in inside:  # no program has the number if the rows are written again as part of others
             if late.atom == newest(number):
                 late.code.value(number)

@@ -1,6 +1,6 @@
-"""Tensors of other libraries in the host's memory, through DLPack: their bytes as arrays of numpy, not copied.
+"""Tensors of other libraries in the host's memory, through DLPack: their bytes as numpy arrays, without a copy.
 
-numpy's own `from_dlpack` knows no bfloat16, and lets nobody write to tensors of exporters that are older than DLPack 1.
+numpy's own `from_dlpack` lacks bfloat16, and makes tensors of exporters older than DLPack 1 read-only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..ir.types import DType
 
 Array = np.ndarray[Any, Any]
 
-#: kinds of memory: DLPack's numbers
+#: DLPack's numbers of kinds of memory
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
-#: memory that the processor reads and writes as its own
+#: kinds of memory that the processor accesses as its own
 HOST = frozenset({CPU, CUDA_HOST})
 #: element types by DLPack's code and bits
 _DTYPES = {
@@ -53,20 +53,21 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is some library's tensor that speaks DLPack."""
+    """Whether a value is a library's tensor with DLPack support."""
     return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
 
 
 def place(value: Any) -> tuple[int, int]:
-    """What kind of memory a tensor is in, and of which device."""
+    """Return the kind of memory that a tensor is in, and the device's number."""
     kind, number = value.__dlpack_device__()
     return int(kind), int(number)
 
 
 def capsule(value: Any, writable: bool, stream: int | None = None) -> tuple[Any, bool]:
-    """What a tensor exports, and whether it may not be written; ``stream``: who reads it, on a GPU.
+    """Return a tensor's capsule, and whether it is read-only. ``stream``: the reader's stream on a GPU.
 
-    Only the newer form tells of read-only tensors, and only exporters that know of it are asked for it.
+    Only the newer form of a capsule tells that a tensor is read-only. An exporter that refuses that form gives the
+    older.
     """
     given: dict[str, Any] = {} if stream is None else {"stream": stream}
     if writable:
@@ -83,13 +84,13 @@ def capsule(value: Any, writable: bool, stream: int | None = None) -> tuple[Any,
 
 
 def array(value: Any, writable: bool = False) -> Array:
-    """A tensor in the host's memory as an array of the same bytes, which keeps it alive.
+    """Return a tensor in the host's memory as an array of the same bytes, which keeps the tensor alive.
 
-    BufferError when it has an element type that we have not; with ``writable`` also when it may not be written.
+    Raise BufferError if we lack its element type or, with ``writable``, if it is read-only.
     """
     if not writable:
         try:
-            return np.from_dlpack(value)  # a fifth of the time
+            return np.from_dlpack(value)  # takes a fifth of the time
         except (BufferError, RuntimeError, TypeError):
             pass
     made, read_only = capsule(value, writable)
@@ -107,11 +108,11 @@ def array(value: Any, writable: bool = False) -> Array:
         return np.empty(shape, dtype)
     strides = [tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)] if tensor.strides else None
     memory = _Memory(made, int(tensor.data) + int(tensor.byte_offset), shape, strides, dtype, writable)
-    return np.asarray(memory).view(dtype)  # numpy's protocol has no name for bfloat16: those bytes come as void
+    return np.asarray(memory).view(dtype)  # numpy's protocol has no name for bfloat16, so those bytes come as void
 
 
 class _Memory:
-    """A caller's bytes, as numpy asks for them; the array holds this, and this the capsule."""
+    """A caller's bytes with numpy's array interface. The array holds this object, and this object holds the capsule."""
 
     def __init__(
         self, owner: Any, at: int, shape: tuple[int, ...], strides: list[int] | None, dtype: np.dtype[Any],

@@ -6,23 +6,23 @@ import ctypes
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-#: where Linux tells what processors have used
+#: folder where Linux tells the energy of processors
 POWERCAP = Path("/sys/class/powercap")
 _NVML = "libnvidia-ml.so.1"
 
 
 class EnergyMeter(ABC):
-    """Joules that a device has used since some moment."""
+    """A meter of the joules that a device has used since some moment."""
 
     name: str
 
     @abstractmethod
     def joules(self) -> float:
-        """A number that only grows."""
+        """Return the joules so far. The number only grows."""
 
 
 class Rapl(EnergyMeter):
-    """All packages of the processor; their counters start over from time to time."""
+    """Meter of all packages of the processor. Their counters wrap around from time to time."""
 
     name = "RAPL"
 
@@ -44,7 +44,7 @@ class Rapl(EnergyMeter):
 
 
 class Nvml(EnergyMeter):
-    """One NVIDIA GPU."""
+    """Meter of one NVIDIA GPU."""
 
     name = "NVML"
 
@@ -59,7 +59,7 @@ class Nvml(EnergyMeter):
 
 
 def meter(kind: str, number: int = 0, powercap: Path = POWERCAP) -> EnergyMeter | str:
-    """What measures a kind of device (cpu, gpu), or why nothing does, in words."""
+    """Return the meter of a kind of device (cpu, gpu), or the reason why there is none."""
     return _nvml(number) if kind == "gpu" else _rapl(powercap)
 
 

@@ -2,7 +2,7 @@
 
     device.link(parts) -> Executable      once per plan: kernels are loaded, steps stand in one table, graph or list
     executable.bind(queue, memory)        once per request -> Bound: every pointer that stays the same is in place
-    bound.invoke(values)                  once per inference: one call; what it took is read from it afterwards
+    bound.invoke(values)                  once per inference: one call; its measurements are read afterwards
 
 Tensors have the numbers that the plan gives them (-1: absent).
 """
@@ -29,7 +29,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Packing:
-    """How a constant is rearranged before a kernel sees it. Equal keys mean the same arrangement."""
+    """How a constant is packed before a kernel reads it. Equal keys mean the same packing."""
 
     key: str
     pack: Callable[[Array], Array]
@@ -43,11 +43,11 @@ class Kernel(ABC):
     like: DType | None = None
     #: constant inputs that the runtime must rearrange once
     packings: Mapping[int, Packing] = MappingProxyType({})
-    #: most bytes of scratch memory, where the exact number is computed inside a launch
+    #: upper bound of scratch bytes, where a launch computes the exact number
     most_scratch: Mapping[str, Whole] = MappingProxyType({})
     #: its device may link it with other kernels: it only enqueues work, and reads no values on the host
     is_linkable: bool = False
-    #: of a kernel for a class of shapes: where its guards fail another kernel may take its place (`is_like`); else
+    #: for a kernel for a class of shapes: if its guards fail, another kernel may take its place (`is_like`); else
     #: another plan is made
     is_replaceable: bool = True
 
@@ -58,14 +58,13 @@ class Kernel(ABC):
         """Set the bytes of scratch memory of a kernel whose scratch depends on sizes that a launch computes."""
 
     def is_like(self, other: Kernel) -> bool:
-        """Whether it can take the place of another kernel in an executable."""
+        """Whether this kernel can take the place of another one in an executable."""
         return False
 
     @abstractmethod
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        """Compute once. Where ``outputs[i]`` is an array the result is written there; where it is None a new one is
-        made. Returns the outputs. A device's kernel may return before it has finished; `Queue.finish` waits for it.
-        """
+        """Compute once and return the outputs. The kernel writes result i to ``outputs[i]``, or to a new array if that
+        is None. A device's kernel may return before it has finished; `Queue.finish` waits for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +87,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of a plan for a class of shapes, at some sizes."""
+    """The numbers of a plan for a class of shapes, at given sizes."""
 
     values: Sequence[int]
     #: the position of an expression among the values
     place: Callable[[Whole], int]
-    #: kernels for only these sizes, by the kernels that they replace
+    #: kernels for these sizes only, by the kernels that they replace
     posed: Mapping[Kernel, Kernel] = field(default_factory=dict)
     #: the sizes that are open in the plan
     of: tuple[int, ...] = ()
@@ -103,9 +102,9 @@ class Executable(ABC):
     """Parts of a plan, linked for a device. Requests share it."""
 
     parts: Sequence[Part]
-    #: if bound with ``clocked``, it measures how long each part takes
+    #: measures how long each part takes, if bound with ``clocked``
     timed: bool = False
-    #: it takes addresses in place of arrays
+    #: accepts addresses in place of arrays
     takes_addresses: bool = False
 
     @abstractmethod
@@ -115,22 +114,21 @@ class Executable(ABC):
         """Bind the parts to the memory of a request. ``memory[number]`` is a tensor at a fixed place, or None if each
         inference brings its own. ``fitted`` are the tensors whose places `Bound.fit` sets.
 
-        The sequence belongs to the caller. It may exchange arrays of the host in it later; only `HostCall` reads them.
-        It exchanges ``fitted`` tensors in front of `Bound.refit`.
+        The sequence belongs to the caller, who may later exchange arrays of the host in it; only `HostCall` reads them.
+        The caller exchanges ``fitted`` tensors before `Bound.refit`.
         """
 
 
 class Bound(ABC):
-    """Parts of a plan with the memory of one request. Never in two threads at a time."""
+    """Parts of a plan with the memory of one request. Never used by two threads at a time."""
 
-    #: the loops in it, if any. Their number of iterations is limited before each call
+    #: the loops in it, if any. The caller limits their iterations before each call
     loops: Loops | None = None
 
     @abstractmethod
     def invoke(self, values: MutableMapping[int, Any]) -> None:
-        """Run or enqueue all parts with the tensors of this inference: arrays by number, or addresses where the
-        executable takes them. The arrays must live until the inference is over. KernelError: a kernel reported a fault.
-        """
+        """Run or enqueue all parts with the tensors of this inference: arrays by number, or addresses if the executable
+        takes them. The arrays must live until the inference is over. Raise KernelError if a kernel reported a fault."""
 
     def expect(self) -> None:  # noqa: B027 (most have nobody to wake)
         """Get ready for `invoke`, which follows within some microseconds."""
@@ -141,24 +139,24 @@ class Bound(ABC):
     def fit(self, sizes: Sizes, arena: int, offsets: Mapping[int, int]) -> None:
         """Set everything that depends on sizes, and the addresses of the ``fitted`` tensors.
 
-        ``arena`` is the address of their memory. ``offsets``: for each tensor the value that is its offset there, which
-        is the same value at each call.
+        ``arena`` is the address of their memory. ``offsets`` maps each tensor to the value that is its offset there.
+        The value is the same at each call.
         """
         raise NotImplementedError
 
     def refit(self, sizes: Sizes, room: Sizes, layout: Hashable) -> None:  # noqa: B027 (`HostCall` knows no sizes)
-        """Set everything that depends on sizes, where the executable takes no addresses: the ``fitted`` tensors in
-        `memory` have been exchanged for those of these sizes.
+        """Set everything that depends on sizes, if the executable takes no addresses. The caller has exchanged the
+        ``fitted`` tensors in `memory` for those of these sizes.
 
         Equal ``layout``s mean equal addresses. ``room``: the largest sizes for which that holds.
         """
 
     def place(self, addresses: Mapping[int, int]) -> None:
-        """Set where tensors are from now on, by number, until it is called again: they are no longer given."""
+        """Set the addresses of tensors, by number, until the next call. Inferences no longer pass these tensors."""
         raise NotImplementedError
 
     def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:
-        """Where the numbers among a kernel's arguments are: a buffer of integers, and their positions in it."""
+        """Return where the numbers among a kernel's arguments are: a buffer of integers, and their positions in it."""
         raise NotImplementedError
 
     @property
@@ -167,11 +165,11 @@ class Bound(ABC):
         return 0
 
     def seconds(self) -> Sequence[float]:
-        """The seconds of each part in the last call: if it is bound ``clocked`` and `Executable.timed`."""
+        """Return the seconds of each part in the last call. Requires ``clocked`` and `Executable.timed`."""
         raise NotImplementedError
 
     def inside(self) -> Sequence[tuple[Any, float, int]]:
-        """The tagged launches inside blocks: tag, seconds in the last call, and number of executions."""
+        """Return the tagged launches inside blocks: tag, seconds in the last call, and number of executions."""
         return ()
 
 
@@ -180,37 +178,37 @@ class Loops(ABC):
 
     @abstractmethod
     def allow(self, iterations: int, anew: bool = True) -> None:
-        """Limit the iterations of all loops together in the next call. It begins ``anew``, or continues behind the part
-        that the last call left."""
+        """Limit the iterations of all loops together in the next call. That call begins ``anew``, or continues behind
+        the part that the last call left."""
 
     @abstractmethod
     def left(self) -> int | None:
-        """The part that the last call left because its rows do not fit the sizes at hand. The parts behind it did not
-        run; the next call continues there. None: all parts ran."""
+        """Return the part that the last call left because its rows do not fit the current sizes, or None if all parts
+        ran. The parts behind it did not run; the next call continues there."""
 
     @abstractmethod
     def taken(self) -> int:
-        """Iterations in the last call."""
+        """Return the number of iterations in the last call."""
 
     @abstractmethod
     def failed(self) -> tuple[Any, int | None] | None:
-        """The tag of a loop that exceeded the limit, with the iterations that it needs if they are known. None: all
-        loops ended."""
+        """Return the tag of a loop that exceeded the limit, with the iterations that it needs if known. None: all loops
+        ended."""
 
     @abstractmethod
     def counted(self, counter: Counter) -> int:
-        """Iterations of one of them in the last call."""
+        """Return the iterations of one loop in the last call."""
 
 
 class HostCall(Executable):
-    """One kernel that is called from Python: a reference of the host, or a kernel that reads values as it runs."""
+    """One kernel that Python calls: a reference of the host, or a kernel that reads values as it runs."""
 
     def __init__(
         self, part: Part, on_host: bool = False, copies: bool = False,
         limit: Callable[[Sequence[Any]], None] = lambda inputs: None,
     ) -> None:  # fmt: skip
-        """``on_host``: it works on arrays of the host; ``copies``: on copies, since the device has its own memory.
-        ``limit`` is called with the inputs before results without planned memory are made."""
+        """``on_host``: the kernel works on arrays of the host. ``copies``: it works on copies, since the device has its
+        own memory. ``limit`` is called with the inputs before results without planned memory are made."""
         assert isinstance(part.kernel, Kernel)
         self.parts, self.kernel = (part,), part.kernel
         self.on_host, self.copies, self.limit = on_host, copies, limit

@@ -1,4 +1,4 @@
-"""The host itself: numpy runs the references. Always there; other devices fall back to it."""
+"""The host device: numpy runs the references. It always exists; other devices fall back to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from .base import Device, Queue, Target
 
-#: taken for the last-level cache where the system does not tell its size
+#: assumed size of the last-level cache if the system does not tell
 CACHE_BYTES = 32 << 20
 _CONTAINER = "/sys/fs/cgroup/memory"
 _CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class HostQueue(Queue):
-    """Nothing is asynchronous on the host."""
+    """A queue without asynchronous work."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -53,12 +53,12 @@ class HostDevice(Device):
 
 
 def cpu_count() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """Memory of the machine, where the system tells it."""
+    """Return the bytes of the machine's memory, if the system tells."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -66,35 +66,36 @@ def memory_bytes() -> int | None:
 
 
 def free_bytes() -> int | None:
-    """Memory that this process could still take, where the system tells it: of the machine, and of its container."""
+    """Return the bytes that this process could still take, within the machine's and its container's memory, if the
+    system tells."""
     found = []
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
         most, used = (int(pathlib.Path(_CONTAINER + end).read_text("ascii")) for end in (".max", ".current"))
         found.append(max(most - used, 0))
-    except (OSError, ValueError, IndexError):  # there is no container, or it has no bound ("max")
+    except (OSError, ValueError, IndexError):  # there is no container, or its memory is unlimited ("max")
         pass
     return min(found, default=memory_bytes())
 
 
 @cache
 class Others:
-    """How much of the processor other programs use while something is measured here."""
+    """Measures how much of the processor other programs use during a measurement."""
 
     def __init__(self, file: pathlib.Path = pathlib.Path("/proc/stat")) -> None:
         self._file = file
         self._begin = self._now()
 
     def share(self) -> float | None:
-        """The part of all cores that others have used since the beginning, from 0 to 1; None where nobody tells."""
+        """Return the part of all cores that others have used since the beginning, from 0 to 1, or None if unknown."""
         if self._begin is None or (end := self._now()) is None:
             return None
         total, busy, own = (after - before for before, after in zip(self._begin, end, strict=True))
         return min(1.0, max(0.0, busy - own) / total) if total > 0 else None
 
     def _now(self) -> tuple[float, float, float] | None:
-        """Seconds of all cores so far: in all, busy, and of those our own."""
+        """Return the seconds of all cores so far: total, busy, and our own."""
         try:
             ticks = [int(text) for text in self._file.read_text("ascii").split("\n", 1)[0].split()[1:9]]
             total, idle = sum(ticks), ticks[3] + ticks[4]
@@ -107,12 +108,12 @@ class Others:
 
 
 def cache_bytes() -> int:
-    """Size of the last-level cache; of a common one where the system does not tell."""
+    """Return the size of the last-level cache, or a common size if the system does not tell."""
     return max(cache_sizes().values(), default=0) or CACHE_BYTES
 
 
 def cache_sizes(folder: pathlib.Path = _CACHES) -> dict[int, int]:
-    """Bytes of the first core's caches for data by their level, as far as the system tells."""
+    """Return the bytes of the first core's data caches by level, as far as the system tells."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     found = {}
     for index in sorted(folder.glob("index*")):
@@ -126,12 +127,12 @@ def cache_sizes(folder: pathlib.Path = _CACHES) -> dict[int, int]:
 
 
 def cpu_name() -> str:
-    """The processor's own name."""
+    """Return the processor's own name."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> frozenset[str]:
-    """What instructions the processor has, as Linux names them."""
+    """Return the features of the processor, by Linux's names."""
     return frozenset(_cpuinfo("flags").split())
 
 

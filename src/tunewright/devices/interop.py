@@ -1,4 +1,4 @@
-"""Memory of pyopencl's that a caller lends: a Buffer or SVM, as what kernels take. Nothing is copied to the host."""
+"""Buffers and SVM of pyopencl that a caller lends, as arguments of kernels. Nothing is copied to the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: a Buffer has no pointer that could be given to `clEnqueueSVMMemcpy`; kernels take both
+#: `clEnqueueSVMMemcpy` needs a pointer, and a Buffer has none; kernels take both
 COPY = """kernel void copy(global const uchar* x, global uchar* y) { y[get_global_id(0)] = x[get_global_id(0)]; }
 kernel void copy8(global const ulong* x, global ulong* y) { y[get_global_id(0)] = x[get_global_id(0)]; }
 """
@@ -38,7 +38,7 @@ class BufferArray:
 
 
 def check(memory: Any, nbytes: int) -> None:
-    """InputError unless it is a Buffer or SVM of ``nbytes`` bytes."""
+    """Raise InputError unless the memory is a Buffer or SVM with room for ``nbytes`` bytes."""
     import pyopencl as cl
 
     if not isinstance(memory, cl.Buffer | cl.SVMPointer):
@@ -49,7 +49,7 @@ def check(memory: Any, nbytes: int) -> None:
 
 
 class _Mapping:
-    """A Buffer that is mapped, by how many requests."""
+    """A mapped Buffer, with the number of requests that use the mapping."""
 
     def __init__(self, buffer: Any, queue: Any) -> None:
         import pyopencl as cl
@@ -71,7 +71,8 @@ _MAPPING = threading.Lock()
 
 
 def mapped(tensor: RemoteTensor, queue: Any) -> Array:
-    """A Buffer's bytes where the host and kernels reach them, behind what its queue has to do; until `unmap`."""
+    """Map a Buffer until `unmap`: return its bytes where the host and kernels reach them, after the queue's earlier
+    work."""
     import pyopencl as cl
 
     key = tensor.memory.int_ptr
@@ -89,7 +90,7 @@ def mapped(tensor: RemoteTensor, queue: Any) -> Array:
 
 
 def unmap(buffer: Any) -> None:
-    """One request less needs it."""
+    """End one request's use of the mapping. The last one unmaps the Buffer."""
     with _MAPPING:
         held = _MAPPED[buffer.int_ptr]
         held.users -= 1
@@ -100,23 +101,23 @@ def unmap(buffer: Any) -> None:
 
 
 def pointed(tensor: RemoteTensor) -> Array:
-    """SVM as an array of its bytes. Where the host does not share the device's memory only its address is used."""
+    """Return SVM as an array of its bytes. If the host does not share the device's memory, only the address is used."""
     if not tensor.nbytes:
         return np.empty(tensor.shape, tensor.dtype)
     memory: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.memory.svm_ptr)
-    memory.owner = tensor.memory  # as long as the array lives
+    memory.owner = tensor.memory  # keeps the memory as long as the array lives
     return np.frombuffer(memory, np.uint8).view(tensor.dtype).reshape(tensor.shape)
 
 
 def read_only(memory: Any) -> bool:
-    """Whether kernels may not write it."""
+    """Whether kernels must not write the memory."""
     import pyopencl as cl
 
     return isinstance(memory, cl.Buffer) and bool(memory.flags & cl.mem_flags.READ_ONLY)
 
 
 def copy(program: Any, queue: Any, source: BufferArray | DeviceArray, to: BufferArray | DeviceArray) -> None:
-    """Enqueue a copy between a Buffer and SVM, or two of a kind."""
+    """Enqueue a copy between a Buffer and SVM, or between two of a kind."""
     import pyopencl as cl
 
     nbytes = source.nbytes

@@ -1,13 +1,14 @@
 """Compiled kernels on disk: private to a user, checked when read, bounded in size, shared by processes.
 
 An entry is a group of named files under a key that names everything they were made from. It is one file, written under
-another name and renamed, so a group is there as a whole or not at all, also when a writer is killed:
+another name and then renamed. So a reader sees a whole group or none, even if a writer is killed:
 
     tunewright kernel 1 | label | length, header (key and names as JSON) | the files | HMAC-SHA256 of all before it
 
-Compiled code runs in the reader's process, so only what this user wrote is read: the HMAC's key is a file of the user's
-config folder, and a folder that others could write to is refused. An entry that is torn, changed or of another key is
-a miss, and removed. Nothing here may fail a build: what goes wrong is counted, and told once per process.
+Compiled code runs in the reader's process, so the cache reads only what this user wrote. The HMAC's key is a file of
+the user's config folder, and the cache refuses a folder that others could write to. An entry that is torn, changed or
+of another key is a miss, and is removed. The cache never fails a build: it counts errors and reports them once per
+process.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ Key = Mapping[str, str] | str
 
 MAGIC = b"tunewright kernel 1\n"
 SUFFIX, UNFINISHED = ".kernel", ".unfinished"
-#: names of our files: whatever else is in the folder is left alone
+#: names of our own files; the cache leaves all other files of the folder alone
 _OURS = re.compile(r"[0-9a-f]{64}\.kernel|[0-9a-f]{16}\.unfinished")
 _LENGTH = struct.Struct("<I")
 _TAG = hashlib.sha256().digest_size
-#: a label stands in the first bytes of an entry
+#: the most bytes of an entry's label, with its newline
 _LABEL = 256
-#: seconds after which what an unfinished writer left is rubbish
+#: seconds after which an unfinished file is garbage
 _STALE = 600
-#: seconds for which a process trusts what it knows of the folder's size while others write to it too
+#: seconds for which a process trusts its count of the folder's size while other processes write to the folder
 _TRUST = 1.0
 
 _log = logging.getLogger("tunewright")
@@ -51,14 +52,14 @@ _log = logging.getLogger("tunewright")
 
 @dataclass
 class CacheCounters:
-    """What happened in this process."""
+    """Counts of cache events in this process."""
 
     hits: int = 0
     misses: int = 0
     stores: int = 0
     evictions: int = 0
-    rejected: int = 0  # entries that were not what they should be; each is a miss too
-    errors: int = 0  # of the file system
+    rejected: int = 0  # invalid entries; each counts as a miss too
+    errors: int = 0  # errors of the file system
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -69,7 +70,7 @@ class CacheCounters:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What a listing tells of an entry."""
+    """An entry as listings show it."""
 
     path: Path
     nbytes: int
@@ -80,7 +81,7 @@ class CacheEntry:
 class KernelCache:
     """Groups of files in one folder. Safe to use from several threads and processes."""
 
-    #: nothing that is built is to be stored here
+    #: builds store nothing here
     closed = False
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -89,12 +90,12 @@ class KernelCache:
         self._lock = threading.Lock()
         self._secret: bytes | None = None
         self._off = False
-        #: bytes in the folder, as far as known, and when they were counted
+        #: known bytes in the folder, and when they were counted
         self._total, self._counted = 0, -_TRUST
 
     @staticmethod
     def of(settings: Settings) -> KernelCache | None:
-        """The cache that settings name, one per folder and process; None when it is switched off."""
+        """Return the cache that the settings name, one per folder and process, or None if it is switched off."""
         if settings.cache_dir == "":
             return None
         folder = default_folder() if settings.cache_dir is None else Path(settings.cache_dir).expanduser().absolute()
@@ -106,24 +107,24 @@ class KernelCache:
             return cache
 
     def counted(self) -> CacheCounters:
-        """The counters as they are now."""
+        """Return the counters as they are now."""
         with self._lock:
             return replace(self.counters)
 
     def get(self, key: Key) -> dict[str, bytes] | None:
-        """The files under a key; None when there are none that can be trusted."""
+        """Return the files under a key, or None if there are none that can be trusted."""
         files = self._read(key_text(key))
         self._count("misses" if files is None else "hits")
         return files
 
     def peek(self, key: Key) -> dict[str, bytes] | None:
-        """The same, by someone who adds to an entry: that is neither a hit nor a miss."""
+        """Like `get`, for a caller that adds to an entry: counts neither a hit nor a miss."""
         return self._read(key_text(key))
 
     def put(self, key: Key, files: Mapping[str, bytes], label: str = "") -> bool:
-        """Store files under a key, in place of what is there; False when that did not succeed.
+        """Store files under a key and replace an existing entry. Return False if that failed.
 
-        ``label`` says in listings what they are for.
+        ``label`` says in listings what the files are for.
         """
         text = key_text(key)
         secret = self._ready()
@@ -146,12 +147,12 @@ class KernelCache:
         return True
 
     def reject(self, key: Key) -> None:
-        """Remove an entry that its reader found to be of no use."""
+        """Remove an entry that its reader could not use."""
         self._count("rejected")
         self._remove(self._path(key_text(key)))
 
     def entries(self) -> list[CacheEntry]:
-        """What is in the folder, the least recently used first."""
+        """Return the entries of the folder, the least recently used first."""
         found = []
         for path, nbytes, used in self._scan():
             if path.suffix == SUFFIX:
@@ -159,7 +160,7 @@ class KernelCache:
         return found
 
     def clear(self, wanted: Callable[[CacheEntry], bool] = lambda entry: True) -> list[CacheEntry]:
-        """Remove entries; those that are gone."""
+        """Remove the ``wanted`` entries and return the removed ones."""
         gone = [entry for entry in self.entries() if wanted(entry) and self._remove(entry.path)]
         self._sweep()
         with self._lock:
@@ -169,7 +170,7 @@ class KernelCache:
     # The folder
 
     def _ready(self) -> bytes | None:
-        """The secret once the folder is there and private; else None, for good."""
+        """Return the secret once the folder exists and is private, else None for good."""
         with self._lock:
             if self._secret is None and not self._off:
                 try:
@@ -202,12 +203,12 @@ class KernelCache:
             self._count("rejected")
             self._remove(path)
             return None
-        with contextlib.suppress(OSError):  # it may be another's, or read-only
+        with contextlib.suppress(OSError):  # the folder may belong to another user, or be read-only
             os.utime(path)
         return files
 
     def _bound(self, written: int) -> None:
-        """Remove what was not used for longest, if the folder has become too large."""
+        """Remove the least recently used entries if the folder has become too large."""
         with self._lock:
             self._total += written
             if self._total <= self.limit_bytes and time.monotonic() - self._counted < _TRUST:
@@ -216,7 +217,7 @@ class KernelCache:
             found = self._scan()
             total = sum(nbytes for _, nbytes, _ in found)
             if total > self.limit_bytes:
-                # A little more than it must be: else every entry from now on would have to count them all.
+                # Remove a little more than necessary: otherwise every later entry would have to count the folder again.
                 for path, nbytes, _ in found:
                     if total <= self.limit_bytes - self.limit_bytes // 16:
                         break
@@ -226,13 +227,13 @@ class KernelCache:
             self._total, self._counted = total, time.monotonic()
 
     def _sweep(self) -> None:
-        """Remove what killed writers left."""
+        """Remove the files of killed writers."""
         for path, _, used in self._scan():
             if path.suffix == UNFINISHED and used < time.time() - _STALE:
                 self._remove(path)
 
     def _scan(self) -> list[tuple[Path, int, float]]:
-        """Our files in the folder with size and time of last use, the oldest first."""
+        """Return our files in the folder with size and time of last use, the oldest first."""
         found = []
         with contextlib.suppress(OSError), os.scandir(self.folder) as listing:
             for item in filter(lambda item: _OURS.fullmatch(item.name), listing):
@@ -258,7 +259,7 @@ class KernelCache:
 
 
 class Gathered(KernelCache):
-    """Groups in memory: what one process compiled for another. A ``closed`` one is only read."""
+    """Groups in memory: what one process compiled for another. A ``closed`` one is read-only."""
 
     def __init__(self, groups: Mapping[str, Mapping[str, bytes]] | None = None, closed: bool = False) -> None:
         super().__init__(Path("gathered"), 0)
@@ -285,7 +286,7 @@ _OPEN = threading.Lock()
 
 
 def _in_child() -> None:
-    """Replace the locks after a fork: the threads that held them are in the parent."""
+    """Replace the locks after a fork: the threads that held them exist only in the parent."""
     global _OPEN
     _OPEN = threading.Lock()
     for cache in _caches.values():
@@ -297,7 +298,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def default_folder() -> Path:
-    """Where kernels are kept when CACHE_DIR says nothing."""
+    """Return the folder for kernels when CACHE_DIR is not set."""
     return own_folder("cache") / "kernels"
 
 
@@ -305,7 +306,7 @@ def default_folder() -> Path:
 
 
 def pack(key: str, files: Mapping[str, bytes], secret: bytes, label: str = "") -> bytes:
-    """An entry's bytes."""
+    """Return an entry's bytes."""
     for name in files:
         if not is_inside(name):
             raise ValueError(f"{name!r} is not the name of a file in a group")
@@ -316,9 +317,9 @@ def pack(key: str, files: Mapping[str, bytes], secret: bytes, label: str = "") -
 
 
 def unpack(data: bytes, key: str, secret: bytes) -> dict[str, bytes] | None:
-    """The files of an entry, if it is whole, written with this secret, and for this key."""
+    """Return the files of an entry if it is whole, written with this secret, and for this key."""
     body, tag = memoryview(data)[:-_TAG], data[-_TAG:]
-    # First of all, so that nothing is parsed that this user did not write.
+    # Check the signature first: nothing is parsed that this user did not write.
     if not data.startswith(MAGIC) or not hmac.compare_digest(hmac.digest(secret, body, "sha256"), tag):
         return None
     at = data.index(b"\n", len(MAGIC)) + 1
@@ -338,19 +339,19 @@ def unpack(data: bytes, key: str, secret: bytes) -> dict[str, bytes] | None:
 
 
 def is_inside(name: str) -> bool:
-    """Whether it is a relative path that stays in the folder that it is relative to."""
+    """Whether a name is a relative path that stays inside its folder."""
     path = PurePosixPath(name)
     clean = not path.is_absolute() and ".." not in path.parts and "\0" not in name and "\\" not in name
     return clean and bool(path.parts) and str(path) == name
 
 
 def key_text(key: Key) -> str:
-    """A key as one text; equal texts are the same key."""
+    """Return a key as text. Equal texts are the same key."""
     return key if isinstance(key, str) else json.dumps(dict(key), sort_keys=True)
 
 
 def _label(path: Path) -> str:
-    """What an entry says it is for; not checked, so only for people."""
+    """Return an entry's label. It is not checked, so it is only for people."""
     try:
         with open(path, "rb") as file:
             head = file.read(len(MAGIC) + _LABEL)
@@ -361,7 +362,7 @@ def _label(path: Path) -> str:
 
 
 def _read(path: Path, most: int) -> bytes | None:
-    """A plain file's bytes; None for anything else, or for more than there can be."""
+    """Return the bytes of a plain file, or None if it is anything else or longer than ``most``."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(file.fileno())
@@ -369,7 +370,7 @@ def _read(path: Path, most: int) -> bytes | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """A new file that only its owner reads."""
+    """Write a new file that only its owner can read."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
@@ -379,7 +380,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _secret() -> bytes:
-    """The user's key, made on first use by the first process that needs it."""
+    """Return the user's key. The first process that needs it creates it."""
     path = own_folder("config") / "kernel-cache.key"
     for _ in range(3):
         found = _read_secret(path)
@@ -398,7 +399,7 @@ def _read_secret(path: Path) -> bytes | None:
         return None
     if len(found) == _TAG:
         return found
-    os.unlink(path)  # cut off or overwritten: what it signed is lost
+    os.unlink(path)  # truncated or overwritten: entries signed with the old key are lost
     return None
 
 
@@ -407,17 +408,17 @@ def _make_secret(path: Path) -> None:
     made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     _write(made, secrets.token_bytes(_TAG))
     try:
-        os.link(made, path)  # unlike a rename, it never replaces another process's key
+        os.link(made, path)  # unlike a rename, a link never replaces another process's key
     except FileExistsError:
         pass
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         os.replace(made, path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(made)
 
 
 def _check_private(path: Path, about: os.stat_result, readable: bool = True) -> None:
-    """Raise when others could change a file or folder, or read what they should not."""
+    """Raise if others could change a file or folder, or read it although they should not."""
     if about.st_uid != os.geteuid():
         raise PermissionError(f"{path} belongs to another user")
     if about.st_mode & (0o022 if readable else 0o077):
@@ -444,7 +445,7 @@ _current: ContextVar[object] = ContextVar("kernel cache", default=_UNSET)
 
 @contextlib.contextmanager
 def using(cache: KernelCache | None) -> Iterator[None]:
-    """Builds in this thread use a cache (or none, for None) for a while."""
+    """Have builds in this thread use a cache (None: no cache) inside the context."""
     token = _current.set(cache)
     try:
         yield
@@ -453,13 +454,13 @@ def using(cache: KernelCache | None) -> Iterator[None]:
 
 
 def forgo() -> None:
-    """From now on this process keeps no kernels, but where `using` says so: most of what it compiles is of no use."""
+    """Keep no kernels in this process from now on, except inside `using`: most that it compiles have no later use."""
     global _forgone
     _forgone = True
 
 
 def current() -> KernelCache | None:
-    """The cache for a build: what `using` says, else the environment's."""
+    """Return the cache for a build: that of `using`, else the environment's."""
     cache = _current.get()
     if cache is _UNSET:
         return None if _forgone else KernelCache.of(Settings.from_environment())

@@ -8,7 +8,7 @@ from .base import Device, Queue, Target
 
 
 class NullQueue(Queue):
-    """Time passes only when a kernel says how long it took."""
+    """A queue whose clock advances only by the time that kernels say they took."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -21,7 +21,7 @@ class NullQueue(Queue):
 
 
 class NullDevice(Device):
-    """Kernels do nothing; ``script(solver id, problem key)`` says how many seconds each takes."""
+    """A device whose kernels do nothing. ``script(solver id, problem key)`` returns the seconds of each."""
 
     family = "null"
     kinds = ("NULL",)

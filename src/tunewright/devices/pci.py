@@ -1,11 +1,11 @@
-"""Where a GPU is plugged in: one that several runtimes offer is the same device."""
+"""PCI addresses of GPUs: they show that several runtimes offer the same GPU."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-#: of cl_khr_pci_bus_info, which pyopencl does not know
+#: query of cl_khr_pci_bus_info, which pyopencl lacks
 _BUS_INFO = 0x410F
 
 
@@ -14,7 +14,7 @@ class _Place(ctypes.Structure):
 
 
 def text(domain: int, bus: int, device: int) -> str:
-    """As `lspci -D` writes it, without the function: that is always 0 of a GPU."""
+    """Return the address as `lspci -D` writes it, without the function, which is always 0 for a GPU."""
     return f"{domain:04x}:{bus:02x}:{device:02x}"
 
 
@@ -37,7 +37,7 @@ def of_opencl(device: Any) -> str | None:
         import pyopencl as cl
 
         try:
-            # The slot is the device's number, eight times, and the function's.
+            # The slot is eight times the device's number, plus the function's.
             return text(device.pci_domain_id_nv, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
         except (cl.Error, AttributeError):
             return None
@@ -45,7 +45,7 @@ def of_opencl(device: Any) -> str | None:
 
 
 def _bus_info(device: Any) -> _Place | None:
-    """Asked from the library that pyopencl itself calls."""
+    """Query the bus info from the OpenCL library that pyopencl itself calls."""
     import pyopencl as cl
 
     try:

@@ -1,4 +1,4 @@
-"""Memory that stays where kernels work: tensors lent to a device, or got from it (docs/remote-tensors.md)."""
+"""Memory that stays where kernels work: tensors lent to a device, or received from it (docs/remote-tensors.md)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Array = np.ndarray[Any, Any]
 
 
 class RemoteTensor:
-    """A tensor in memory that a device's kernels reach, with its elements in a row.
+    """A tensor in memory that a device's kernels reach, with contiguous elements.
 
-    Results that were asked for with ``remote=True`` are such; the caller owns them. It speaks DLPack where its memory
-    is a GPU's through CUDA or the host's: ``torch.from_dlpack(tensor)`` shares it.
+    A call with ``remote=True`` returns its results as remote tensors, which the caller owns. A tensor supports DLPack
+    if its memory is the host's or a GPU's through CUDA: ``torch.from_dlpack(tensor)`` shares it.
     """
 
     __slots__ = ("__weakref__", "context", "dtype", "memory", "ready", "shape")
@@ -30,10 +30,10 @@ class RemoteTensor:
         self, context: RemoteContext, memory: Any, shape: Sequence[int], dtype: np.dtype[Any], ready: Any = None
     ) -> None:
         self.context = context
-        #: its device's array, or what a caller gave: a Buffer or SVM of pyopencl
+        #: the device's array, or the caller's memory: a Buffer or SVM of pyopencl
         self.memory = memory
         self.shape, self.dtype = tuple(shape), dtype
-        #: an event of its device, behind which it has its values; None: it has them
+        #: an event of the device after which the tensor has its values; None: it has them
         self.ready = ready
 
     @property
@@ -42,14 +42,14 @@ class RemoteTensor:
 
     @property
     def device(self) -> str:
-        """Name of the device that it is for."""
+        """Name of the tensor's device."""
         return self.context.device.name
 
     def __repr__(self) -> str:
         return f"<RemoteTensor {self.dtype}{list(self.shape)} on {self.device}>"
 
     def numpy(self) -> Array:
-        """A copy in the host's memory, once the values are there."""
+        """Copy the values to the host's memory, once they are there."""
         queue = self.context.device.queue()
         try:
             (found,) = queue.fetch([queue.adopt(self)])
@@ -67,7 +67,8 @@ class RemoteTensor:
         return self.context.device.dlpack_device(self.memory)
 
     def __dlpack__(self, *, stream: int | None = None, **given: Any) -> Any:
-        """Its memory for another library; ``stream`` (of a GPU: DLPack's numbers) waits until its values are there."""
+        """Export the memory to another library. ``stream`` (of a GPU, by DLPack's numbers) waits until the values are
+        there."""
         kept = {key: value for key, value in given.items() if value is not None}
         return self.context.device.export(self.memory, self.ready, stream, kept)
 
@@ -87,7 +88,7 @@ class RemoteContext:
         return f"<RemoteContext of {self.device.name}>"
 
     def empty(self, shape: Sequence[int], dtype: Any) -> RemoteTensor:
-        """New memory of the device with any content, to be filled or to be written as an output.
+        """Allocate uninitialized device memory, for an input that the caller fills, or for an output.
 
         >>> y = context.empty((1, 1000), "float32")
         >>> compiled({"x": x}, outputs={"y": y})
@@ -97,9 +98,9 @@ class RemoteContext:
         return RemoteTensor(self, memory, type.dims, type.dtype.numpy)
 
     def tensor(self, memory: Any, shape: Sequence[int], dtype: Any) -> RemoteTensor:
-        """A caller's memory that knows no shape (a Buffer or SVM of pyopencl) as a tensor; nothing is copied.
+        """Wrap a caller's memory that has no shape (a Buffer or SVM of pyopencl) as a tensor, without a copy.
 
-        What speaks DLPack needs no such thing: it is an input as it is.
+        A DLPack tensor needs no wrapper: it is an input as it is.
 
         >>> x = context.tensor(pyopencl.Buffer(...), (1, 3, 224, 224), "float32")
         """
@@ -113,7 +114,7 @@ def _type(shape: Sequence[int], dtype: Any) -> TensorType:
         known = dtype if isinstance(dtype, DType) else DType.of_numpy(np.dtype(dtype))
     except (KeyError, TypeError):
         try:
-            known = DType(str(dtype).removeprefix("torch."))  # numpy does not know bfloat16's name, nor torch's types
+            known = DType(str(dtype).removeprefix("torch."))  # numpy knows neither the name bfloat16 nor torch's types
         except ValueError:
             raise InputError(f"there are no tensors of {dtype!r}", hint="for example: float32") from None
     sizes = tuple(int(size) for size in shape)

@@ -1,5 +1,5 @@
-"""The CPU device: C kernels compiled by clang, loaded into the process, and run by a thread pool of our own.
+"""The CPU device: clang compiles C kernels, and a thread pool of our own runs them in this process.
 
-`compiler` finds clang and runs it, `isa` knows instruction sets, `objects` loads what was compiled, `programs` keeps
-it, `pool` runs it on the cores that `cores` found, and `device` is the device itself.
+`compiler` finds and runs clang, `isa` knows instruction sets, `objects` loads compiled programs, and `programs` keeps
+them. `pool` runs them on the cores that `usable_cores` found, and `device` is the device itself.
 """

@@ -1,4 +1,4 @@
-"""Clang: out of the ``ziglang`` wheel, from PATH, or the one that CPU_COMPILER names."""
+"""Finds and runs clang: from the ``ziglang`` wheel, from PATH, or the one that CPU_COMPILER names."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ from tunewright.errors import DeviceError, ExecutionError, SettingsError
 from .. import build_options
 from . import isa
 
-#: the oldest clang that knows everything that kernels use
+#: the oldest clang that supports everything that kernels use
 OLDEST = 15
-#: names that are looked for on PATH go as far
+#: the newest version number that is looked for on PATH
 NEWEST = 40
-#: what to do where there is no compiler
+#: the hint for users without a compiler
 REMEDY = "install one: pip install ziglang (or clang 15 or newer, or name one with CPU_COMPILER)"
-#: Looking for stores that nobody reads took half of the time of a convolution, and found the same ones.
+#: The full search for dead stores took half of the time of a convolution, and found the same ones.
 _QUICK = ("-mllvm", "-dse-memoryssa-walklimit=10")
-#: for every text. Results are compared with references of their own arithmetic, so nothing changes values (denormals
-#: count as zero, in the pool). Kernels ask for reassociation where they sum. -O2 is slower by up to 17 %.
+#: for every text. No flag changes values, because results are compared with references (denormals count as zero, in the
+#: pool). Kernels ask for reassociation where they sum. -O2 is slower by up to 17 %.
 FLAGS = (
     "-O3", "-std=gnu17", "-fPIC", "-ffreestanding", "-ffp-contract=on", "-fno-math-errno", "-fno-trapping-math",
     "-fdenormal-fp-math=preserve-sign", "-fvisibility=hidden", "-fno-stack-protector",
     "-fno-asynchronous-unwind-tables", *_QUICK,
 )  # fmt: skip
-#: warnings are errors where the compiler would otherwise make something else of a text
+#: turns warnings into errors where the compiler would otherwise change the meaning of a text
 STRICT = ("-w", "-Werror=unused-value", "-Werror=implicit-function-declaration")
-#: instead of C's own: for OpenCL C, whose types and functions are in the text. Kernels are given tensors that begin at
-#: any number, so vectors need not begin where vectors do.
+#: for OpenCL C, in place of C's own flags: the text declares OpenCL's types and functions. Kernels get tensors that
+#: begin at any element, so vectors may be unaligned.
 OPENCL_C_FLAGS = (
     "-cl-std=CL1.2", "-cl-no-stdinc", "-Xclang", "-cl-ext=+cl_khr_fp64", "-fsigned-char", "-fmax-type-align=8", "-w",
 )  # fmt: skip
-#: how a text in OpenCL C begins, and what stands between it and the C that runs it
+#: the first line of a text in OpenCL C, and the line between it and the C that runs it
 OPENCL_C, OPENCL_C_LOOP = "/* OpenCL C */", "/* ---- C that runs it ---- */"
-#: seconds that one text may take
+#: most seconds for one text
 PATIENCE = 300
-#: where temporary files can be without a disk
+#: folder for temporary files without a disk
 _MEMORY = "/dev/shm"
 _NO_SPACE, _ELF = "No space left on device", b"\x7fELF"
-#: for the linker
+#: flags of the linker
 _LINKING = ("--hash-style=gnu", "--build-id=sha1")
 _TARGETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
 @dataclass(frozen=True)
 class ClangCommands:
-    """Two commands, and what they are."""
+    """The commands that compile and link, and their identity."""
 
     compile: tuple[str, ...]
-    #: makes a shared object
+    #: links a shared object
     link: tuple[str, ...]
     #: product and version: a soft field of keys
     version: str
-    #: with the file that is run: where it changes, nothing that was compiled is taken for its work
+    #: version plus the executable file: if it changes, programs compiled before do not count as this compiler's work
     identity: str
 
     def build(self, text: str, flags: Sequence[str], label: str = "kernel", entry: str = "") -> bytes:
-        """The shared object of a text, in C or in OpenCL C. ExecutionError says what the compiler says.
+        """Compile a text in C or OpenCL C to a shared object. ExecutionError has the compiler's message.
 
-        ``entry``: the function where it begins when it is run as a program.
+        ``entry``: the function where the object begins when it runs as a program.
         """
         failed: OSError | None = None
         for parent in (None, _MEMORY):
@@ -101,7 +101,7 @@ class ClangCommands:
         return binary
 
     def _bitcode(self, folder: Path, text: str, flags: Sequence[str], label: str) -> str:
-        """The file of what clang makes of OpenCL C before it optimises anything."""
+        """Compile OpenCL C to unoptimised bitcode and return its file."""
         source, made = folder / "kernel.cl", folder / "kernel.bc"
         source.write_text(text, encoding="utf-8")
         of_both = [flag for flag in (*FLAGS, *flags) if not flag.startswith(("-std=", "-Werror="))]
@@ -126,11 +126,12 @@ class ClangCommands:
             except subprocess.TimeoutExpired:
                 raise ExecutionError(f"compiling {label} took more than {PATIENCE} s", hint=REMEDY) from None
             finally:
-                if process.poll() is None and apart:  # with whatever a wrapper has started
+                if process.poll() is None and apart:  # includes processes that a wrapper has started
                     os.killpg(process.pid, signal.SIGKILL)
                 elif process.poll() is None:
                     process.kill()
-        said = said.replace(f"{Path(command[-1]).parent}{os.sep}", "")  # reasons are kept, and the folder is not
+        # reasons are stored, but the folder is temporary
+        said = said.replace(f"{Path(command[-1]).parent}{os.sep}", "")
         if process.returncode and _is_full(process.returncode, said):
             raise OSError(errno.ENOSPC, _NO_SPACE)
         if process.returncode:
@@ -140,16 +141,16 @@ class ClangCommands:
 def _is_full(code: int, said: str) -> bool:
     """Whether a compiler failed because of a full disk.
 
-    Linkers write through mapped memory. Where the file has no room for a page they end with SIGBUS, in silence.
+    Linkers write through mapped memory. If the file has no room for a page, they end silently with SIGBUS.
     """
     return code == -signal.SIGBUS or any(sign in said for sign in (_NO_SPACE, "Bus error"))
 
 
 def _output(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """What a process says until it ends. TimeoutExpired where that takes longer.
+    """Return the output of a process when it ends. Raise TimeoutExpired if that takes longer.
 
-    `Popen.communicate` looks from time to time whether it has ended: a compiler whose memory is still being freed then
-    counts for milliseconds more, while the next one could begin.
+    `Popen.communicate` only polls for the end. A compiler whose memory is still being freed then counts for
+    milliseconds more, while the next one could begin.
     """
     assert process.stdout is not None
     deadline, handle, parts = time.monotonic() + seconds, process.stdout.fileno(), list[bytes]()
@@ -161,7 +162,7 @@ def _output(process: subprocess.Popen[bytes], seconds: float) -> bytes:
         parts.append(part)
     try:
         over = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # an old system, or one that does not let us
+    except (AttributeError, OSError):  # an old system, or one that does not allow it
         process.wait(max(0.0, deadline - time.monotonic()))
         return b"".join(parts)
     try:
@@ -181,7 +182,7 @@ def _await(handle: int, process: subprocess.Popen[bytes], deadline: float) -> No
 
 
 def ended(code: int) -> str:
-    """How a process ended, from its exit status."""
+    """Describe how a process ended, from its exit status."""
     if code >= 0:
         return f"it ended with status {code}"
     try:
@@ -192,8 +193,8 @@ def ended(code: int) -> str:
 
 @cache
 def find(named: str = "") -> ClangCommands:
-    """The compiler to use; DeviceError when there is none. ``named``: what CPU_COMPILER says; SettingsError when that
-    will not do."""
+    """Return the compiler to use. Raise DeviceError if there is none. ``named``: the value of CPU_COMPILER. Raise
+    SettingsError if that compiler is unsuitable."""
     if named:
         path = shutil.which(named)
         try:
@@ -213,7 +214,7 @@ def find(named: str = "") -> ClangCommands:
         if path is not None:
             try:
                 return _clang(path)
-            except DeviceError as error:  # too old, for example: there may be another one
+            except DeviceError as error:  # too old, for example: another one may do
                 refused = refused or error
     raise refused or DeviceError("there is no C compiler", hint=REMEDY)
 
@@ -228,7 +229,8 @@ def _zig_of_wheel() -> Path | None:
 
 
 def _zig(path: Path) -> ClangCommands:
-    """Zig's binary is clang and lld as well; called so, it needs neither a home folder nor a cache."""
+    """Return the commands of Zig's binary, which contains clang and lld. Called so, it needs neither a home folder nor
+    a cache."""
     version = _version_of_wheel(path.parent) if path == _zig_of_wheel() else ""
     version = version or _said(str(path), "version")
     if not re.match(r"\d+\.\d+", version):
@@ -239,11 +241,11 @@ def _zig(path: Path) -> ClangCommands:
 
 
 def _version_of_wheel(package: Path) -> str:
-    """The version of the package in a folder."""
+    """Return the version of the package in a folder."""
     beside = [folder.name for folder in package.parent.glob("ziglang-*.dist-info")]
     if len(beside) == 1:
         return beside[0].removeprefix("ziglang-").removesuffix(".dist-info")
-    import importlib.metadata  # takes long to import
+    import importlib.metadata  # slow to import
 
     try:
         return importlib.metadata.version("ziglang")

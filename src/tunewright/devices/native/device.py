@@ -1,4 +1,4 @@
-"""The processor: kernels in C through clang, run by our own thread pool. The meaning of ``CPU``."""
+"""The processor, as the device ``CPU``: clang compiles kernels in C, and our own thread pool runs them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .processor import begin, find_compiler, processor, thread_pool, why_not
 from .programs import LoadedProgram, NativePrograms
 from .table import LaunchTable
 
-#: flags of a processor whose clock never changes its pace, and seconds over which that is measured
+#: flags of a processor whose clock has a constant rate, and seconds over which the rate is measured
 EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
 
 
 class NativeQueue(CQueue):
-    """Kernels run inside the call that launches them, which raises what they report."""
+    """A queue whose kernels run inside the call that launches them. The call raises what they report."""
 
     watching = False
 
@@ -82,7 +82,7 @@ class NativeDevice(CDevice):
         settings = Settings.from_environment()
         self.pool = _pool(settings.cpu_bind_threads)
         self.memory_bytes, self.cache_bytes = memory_bytes(), cache_bytes()
-        #: itself for other instruction sets and compilers, and with fewer threads; shared by all of them
+        #: the same device for other instruction sets and compilers, and with fewer threads; all of them share this
         self._variants: dict[tuple[str, str, int], NativeDevice] = {}
         self._lock = threading.Lock()
         self._compile_for(processor().level(settings.cpu_isa), settings.cpu_compiler)
@@ -91,13 +91,13 @@ class NativeDevice(CDevice):
             os.register_at_fork(after_in_child=self._in_child)
 
     def _in_child(self) -> None:
-        """Replace the lock after a fork: the thread that held it is in the parent."""
+        """Replace the lock after a fork: the thread that held it exists only in the parent."""
         lock = threading.Lock()
         for made in list(self._variants.values()):
             made._lock = lock
 
     def _compile_for(self, level: Level, named: str) -> None:
-        """Have another instruction set, or another compiler."""
+        """Switch to another instruction set, or another compiler."""
         why = why_not(level, named)
         if why:
             raise DeviceError(why)
@@ -140,7 +140,7 @@ class NativeDevice(CDevice):
         return LaunchTable(self, parts)
 
     def compute_formulas(self, formulas: Formulas) -> None:
-        with contextlib.suppress(OverflowError):  # of a constant
+        with contextlib.suppress(OverflowError):  # a constant is too large
             formulas.compiled = Evaluator(formulas.flat(), lambda: self.pool.quick)
 
     def build(self, source: str) -> LoadedProgram:
@@ -152,7 +152,7 @@ class NativeDevice(CDevice):
 
     @cached_property
     def tick(self) -> float:
-        """Seconds of one tick of the clock that the pool reads; 0 where it does not go evenly."""
+        """Seconds per tick of the clock that the pool reads; 0 if its rate is not constant."""
         if isa.machine() == "x86_64" and not cpu_flags() >= EVEN:
             return 0.0
 
@@ -177,7 +177,7 @@ class NativeDevice(CDevice):
 
 @lru_cache(4)
 def _refusal(settings: Settings) -> DeviceError | SettingsError | None:
-    """Why kernels do not run here; None: they do."""
+    """Return why kernels do not run here, or None if they do."""
     try:
         why = why_not(processor().level(settings.cpu_isa), settings.cpu_compiler)
     except (DeviceError, SettingsError) as error:

@@ -1,4 +1,4 @@
-"""Formulas of classes of shapes in C (`formulas.c`): sizes, and the words of a table that they are."""
+"""Formulas of classes of shapes in C (`formulas.c`): they compute sizes, and the words of a table that are sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Formulas(ctypes.Structure):
 class Evaluator:
     """Computes formulas. Any number of threads may do so at a time.
 
-    ``quick`` is asked for the compiled text when something is computed first.
+    The first computation calls ``quick`` for the compiled text.
     """
 
     def __init__(self, flat: Flat, quick: Callable[[], ctypes.PyDLL]) -> None:
@@ -64,15 +64,15 @@ class Words:
     ) -> None:
         """``words``: the place of each word, the value that it is, and which of the ``bases`` is added."""
         self._words, self._table = np.array(words, np.int32).reshape(-1, 3), table
-        #: what is added; who writes keeps them up to date
+        #: the added numbers; the caller of `write` keeps them up to date
         self.bases = np.zeros(bases, np.uint64)
         self._write, to = quick.formulas_write, (self._table, self._words)
         self._begin = [ctypes.c_void_p(address(array)) if array.size else None for array in to]
         self._count, self._base = ctypes.c_int64(len(words)), ctypes.c_void_p(address(self.bases))
 
     def write(self, values: Sequence[int]) -> None:
-        """Write all of them."""
-        if not isinstance(values, memoryview):  # computed in Python
+        """Write all words."""
+        if not isinstance(values, memoryview):  # Python computed the values
             values = np.array([value & _WORD for value in values], np.uint64).data
         table, words = self._begin
         self._write(table, words, self._count, ctypes.c_void_p(address(values)), self._base)

@@ -1,4 +1,4 @@
-"""Instruction sets: what the processor has, and the levels that kernels are compiled for."""
+"""Instruction sets: the features of a processor, and the levels that kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-#: of x86-64: feature as clang names it -> (number in what `processor_features` fills in, bit, registers it needs saved)
+#: for x86-64, by clang's name of the feature: (index of the word from `processor_features`, bit, registers that must be
+#: saved)
 _NONE, _AVX, _AVX512 = 0x0, 0x6, 0xE6
 _X86 = {
     "sse3": (2, 0, _NONE), "ssse3": (2, 9, _NONE), "cx16": (2, 13, _NONE), "sse4.1": (2, 19, _NONE),
@@ -17,44 +18,44 @@ _X86 = {
     "avx512vnni": (6, 11, _AVX512), "avxvnni": (8, 4, _AVX), "avx512bf16": (8, 5, _AVX512),
     "avx512fp16": (7, 23, _AVX512), "lzcnt": (12, 5, _NONE), "sahf": (12, 0, _NONE),
 }  # fmt: skip
-#: features of x86-64 that Linux calls otherwise
+#: features of x86-64 that have another name in Linux
 _LINUX = {
     "sse3": "pni", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "bmi": "bmi1", "lzcnt": "abm", "sahf": "lahf_lm",
     "avx512vnni": "avx512_vnni", "avxvnni": "avx_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16",
 }  # fmt: skip
-#: of aarch64: feature -> (number, bit) in HWCAP and HWCAP2
+#: for aarch64, by feature: (word, bit) in HWCAP and HWCAP2
 _ARM = {"fp16": (0, 10), "dotprod": (0, 20)}
 
 
-#: LLVM 22 has SSE round numbers to integers where they lie (cvtps2dq), as if each began at a multiple of 16 bytes; the
-#: same rounding by its other name is an instruction of its own.
+#: LLVM 22 rounds numbers to integers in place with SSE (cvtps2dq), as if each address was a multiple of 16 bytes. The
+#: same rounding by its other name is a separate instruction.
 _ROUNDING = ("-D__builtin_rintf=__builtin_roundevenf",)
 
 
 @dataclass(frozen=True)
 class Level:
-    """What kernels may use."""
+    """A set of features that kernels may use."""
 
     name: str
-    #: without which a processor is not of this level
+    #: features that every processor of this level has
     features: tuple[str, ...]
-    #: of a vector register, and how many there are
+    #: bytes of a vector register, and the number of registers
     vector_bytes: int
     registers: int
-    #: used as well where a processor has them
+    #: optional features that kernels use if a processor has them
     extras: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """With the extras: what a record's key says."""
+        """The name with the extras, as in a record's key."""
         return "+".join((self.name, *self.extras))
 
     @property
     def flags(self) -> list[str]:
-        """For clang: every feature by its name."""
+        """The flags for clang, which name every feature."""
         if self.name.startswith("armv8"):
             return ["-march=" + "+".join(("armv8.2-a" if "dotprod" in self.extras else "armv8-a", *self.extras))]
-        # For some processors LLVM would rather use half of each 512-bit register.
+        # For some processors LLVM prefers to use half of each 512-bit register.
         wide = [f"-mprefer-vector-width={8 * self.vector_bytes}"]
         has = [f"-m{feature}" for feature in (*self.features, *self.extras)]
         return ["-march=x86-64", *wide, *has, *([] if "avx" in self.features else _ROUNDING)]
@@ -76,13 +77,13 @@ LEVELS = {
 
 
 def machine() -> str:
-    """The architecture of this process, by Linux's name."""
+    """Return the architecture of this process, by Linux's name."""
     found = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
 
 
 def features(words: Sequence[int], architecture: str) -> frozenset[str]:
-    """Features of a processor from what `processor_features` filled in."""
+    """Return the features of a processor from the words of `processor_features`."""
     if architecture != "x86_64":
         return frozenset(name for name, (at, bit) in _ARM.items() if words[at] >> bit & 1)
     saved = words[13]
@@ -91,12 +92,12 @@ def features(words: Sequence[int], architecture: str) -> frozenset[str]:
 
 
 def named(flags: frozenset[str]) -> frozenset[str]:
-    """Features of an x86-64 processor from the flags that Linux tells of it: what it is likely to have."""
+    """Return the likely features of an x86-64 processor from its flags in Linux."""
     return frozenset(name for name in _X86 if _LINUX.get(name, name) in flags)
 
 
 def family_model(signature: int) -> tuple[int, int]:
-    """Family and model of an x86-64 processor from eax of CPUID's leaf 1."""
+    """Return family and model of an x86-64 processor from eax of CPUID's leaf 1."""
     family, model = signature >> 8 & 15, signature >> 4 & 15
     if family in (6, 15):
         model |= (signature >> 16 & 15) << 4
@@ -104,6 +105,6 @@ def family_model(signature: int) -> tuple[int, int]:
 
 
 def executable(found: frozenset[str], architecture: str) -> list[Level]:
-    """The levels that a processor can execute, the lowest first, each with the extras that it has."""
+    """Return the levels that a processor can execute, the lowest first, each with the extras that it has."""
     levels = [level for level in LEVELS.get(architecture, ()) if found.issuperset(level.features)]
     return [replace(level, extras=tuple(e for e in level.extras if e in found)) for level in levels]

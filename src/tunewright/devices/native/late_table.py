@@ -24,16 +24,16 @@ class LateWords:
     """A COMPUTE row while its table is written."""
 
     late: Late
-    #: the row, which is written at the end
+    #: the row, which `write` completes
     step: int
-    #: where late symbols stand
+    #: for each late symbol, its word
     symbols: Mapping[int, Operand]
     listing: Listing
-    #: iterations that are left, and behind it the step that ended the run
+    #: iterations left, then the step that ended the run
     left: TableCell
-    #: a word that is a number
+    #: returns a word that holds a number
     constant: Callable[[int], TableCell]
-    #: says what a word is that is known in front of the launch
+    #: records the number of a word that is known before the launch
     word_is: Callable[[Operand, Whole], None]
     _functions: list[tuple[Function, Operand, Operand, Operand]] = field(default_factory=list)
     _results: list[TableCell] = field(default_factory=list)
@@ -42,11 +42,12 @@ class LateWords:
     _sums: list[tuple[Operand, Whole, Sequence[Operand]]] = field(default_factory=list)
 
     def set(self, at: Operand, number: Whole) -> None:
-        """A word is this number from the row on."""
+        """Set a word to this number from the row on."""
         self._wanted.append((at, number))
 
     def add(self, base: Operand, number: Whole, words: Sequence[Operand]) -> None:
-        """Words are this number more than the word at ``base``; there may be more words until the row is written."""
+        """Set words to this number plus the word at ``base``. More words may join the sequence until the row is
+        written."""
         self._sums.append((base, number, words))
 
     def write(self) -> None:
@@ -67,7 +68,7 @@ class LateWords:
         self.listing.rows[self.step] = (int(RowCode.COMPUTE), self.left, len(self._functions), *flat)
 
     def _word(self, source: Source) -> Operand:
-        """The word that holds a value."""
+        """Return the word that holds a value."""
         if isinstance(source, StepResult):
             return self._results[source.step]
         if isinstance(source, Symbol):

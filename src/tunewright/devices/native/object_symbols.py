@@ -1,4 +1,4 @@
-"""What a shared object wants from others: functions that a text calls and that nobody defines must not be a crash."""
+"""Finds undefined symbols of a shared object: a call of a function that nobody defines must not crash the process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import re
 import struct
 from functools import cache
 
-#: of an ELF file of 64 bits: sections begin at, bytes of one, how many; of a section: kind, where, bytes, link
+#: layout of a 64-bit ELF file: offset of the sections, bytes per section, number; of a section: kind, offset, bytes,
+#: link
 _SECTIONS, _SECTION, _SYMBOL = "<40xQ10xHH", "<4xI16xQQI", "<IBBH16x"
 _DYNAMIC_SYMBOLS = 11
 
 
 def missing(binary: bytes) -> list[str]:
-    """Names that a shared object uses, and that neither it nor the C library defines."""
+    """Return the names that a shared object uses, and that neither it nor the C library defines."""
     return [_plain(name) for name in undefined(binary) if not _in_c_library(name)]
 
 
 def undefined(binary: bytes) -> list[str]:
-    """Names that a shared object expects of others."""
+    """Return the names that a shared object expects from others."""
     begin, size, count = _read(_SECTIONS, binary, 0)
     sections = [_read(_SECTION, binary, begin + k * size) for k in range(count)]
     found = []
@@ -40,10 +41,10 @@ def _read(form: str, binary: bytes, at: int) -> tuple[int, ...]:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The C library's mathematics, and what that needs: the C library itself."""
+    """Return the C library's mathematics. It brings its dependency, the C library itself."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL("libm.so.6")
-    return ctypes.CDLL(None)  # where both are one
+    return ctypes.CDLL(None)  # one library contains both
 
 
 def _in_c_library(name: str) -> bool:
@@ -51,6 +52,6 @@ def _in_c_library(name: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A function's name without the types that clang writes behind it."""
+    """Return a function's name without the types that clang appends."""
     found = re.match(r"_Z(\d+)", name)
     return name[found.end() : found.end() + int(found[1])] if found else name

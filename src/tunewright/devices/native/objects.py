@@ -1,4 +1,4 @@
-"""Shared objects in this process: what is loaded is what was checked, and goes when nobody uses it any more."""
+"""Shared objects in this process. The loaded bytes are the checked ones, and are unloaded after their last use."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class SharedObject:
 
     @cached_property
     def library(self) -> ctypes.CDLL:
-        """What calls its functions."""
+        """The library whose functions can be called."""
         return ctypes.CDLL("", handle=self._handle)
 
     @cached_property
     def quick(self) -> ctypes.PyDLL:
-        """The same for functions that take some microseconds: calls of them keep the GIL."""
+        """The same for functions that take some microseconds: their calls keep the GIL."""
         return ctypes.PyDLL("", handle=self._handle)
 
     def address(self, name: str) -> int:
-        """Where a function begins."""
+        """Return the address of a function."""
         try:
             return _ctypes.dlsym(self._handle, name)
         except OSError:
@@ -49,7 +49,7 @@ class SharedObject:
 
 
 def _load(binary: bytes, name: str) -> int:
-    """A handle of the loader's."""
+    """Load an object and return the loader's handle."""
     _mathematics()
     kept = build_options.current().kernel_symbols_dir
     if kept:
@@ -59,7 +59,7 @@ def _load(binary: bytes, name: str) -> int:
         try:
             with file_of(binary, name, place) as (path, _):
                 return _ctypes.dlopen(path, os.RTLD_NOW | os.RTLD_LOCAL)
-        except OSError as error:  # no such files here, read-only, full, or code may not be run from there
+        except OSError as error:  # no such files here, read-only, full, or code may not run from there
             failed = error
     raise DeviceError(
         f"compiled kernels cannot be loaded: {failed}",
@@ -68,7 +68,7 @@ def _load(binary: bytes, name: str) -> int:
 
 
 def places() -> Iterator[Path | None]:
-    """Where a file that holds an object can be: in memory (None), else in one of these folders."""
+    """Yield where a file that holds an object can be: in memory (None), then folders."""
     yield None
     with contextlib.suppress(OSError):  # there is no folder for temporary files
         yield Path(tempfile.gettempdir())
@@ -77,11 +77,11 @@ def places() -> Iterator[Path | None]:
 
 @contextlib.contextmanager
 def file_of(binary: bytes, name: str, place: Path | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A file that holds an object and that nobody else can change: its path, and the handles that a child needs to
-    open it. OSError where it cannot be there.
+    """Make a file that holds an object and that nobody else can change: its path, and the handles that a child needs to
+    open it. Raise OSError if it cannot be there.
 
-    It has no name, so nothing can be put in its place; where the system does not show handles as files (there is no
-    /proc), it has one for as long as the block takes.
+    The file has no name, so nobody can replace it. On a system that does not show handles as files (no /proc), it has a
+    name inside the context.
     """
     shown, named = os.path.exists(_HANDLES), ""
     if place is None:
@@ -97,7 +97,7 @@ def file_of(binary: bytes, name: str, place: Path | None = None) -> Iterator[tup
         with open(written, "wb") as file:
             file.write(binary)
             file.flush()
-            # What is open for writing cannot be run as a program.
+            # A file that is open for writing cannot run as a program.
             handle = os.open(f"{_HANDLES}/{written}" if shown else named, os.O_RDONLY | os.O_CLOEXEC)
         if not shown:
             yield named, ()
@@ -105,7 +105,7 @@ def file_of(binary: bytes, name: str, place: Path | None = None) -> Iterator[tup
         if named:
             os.unlink(named)
             named = ""
-        # The loader takes what it has loaded by the same path, and handles are used again: no two paths are the same.
+        # The loader reuses what it loaded by the same path, and the system reuses handles. So every path is different.
         number = "".join("/." if bit == "1" else "/" for bit in f"{next(_NUMBERS):b}")
         yield f"{_HANDLES}{number}/{handle}", (handle,)
     finally:
@@ -116,7 +116,7 @@ def file_of(binary: bytes, name: str, place: Path | None = None) -> Iterator[tup
 
 
 def _load_kept(binary: bytes, name: str, folder: Path) -> int:
-    """Through a file that stays: perf and gdb look it up by its path."""
+    """Load an object from a file that stays: perf and gdb look it up by its path."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         about = os.stat(folder)
@@ -135,7 +135,7 @@ def _load_kept(binary: bytes, name: str, folder: Path) -> int:
 
 @cache
 def _mathematics() -> None:
-    """The C library's mathematics for kernels of double precision: the process may not have loaded it."""
+    """Load the C library's mathematics for double-precision kernels: the process may not have loaded it."""
     for name in ("libm.so.6", "libm.so"):
         with contextlib.suppress(OSError):
             ctypes.CDLL(name, ctypes.RTLD_GLOBAL)

@@ -1,7 +1,7 @@
-"""Texts of users are OpenCL C. Clang compiles them as such, behind a library of our own (`opencl_c.cl`).
+"""Users' texts in OpenCL C. Clang compiles them as OpenCL C, behind a library of our own (`opencl_c.cl`).
 
 So vector literals, swizzles, vectors of three and address spaces mean what OpenCL says. Work-items of a group run one
-after the other: a text that has them wait for each other is refused.
+after the other. So a text whose work-items wait for each other is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .compiler import OPENCL_C, OPENCL_C_LOOP
 
 #: the function that runs a kernel of such a text over a range of its grid
 ENTRY = "tunewright_kernel"
-#: what to do where a text needs more
+#: the hint for a text that needs more
 REMEDY = ("docs/custom-kernels.md lists what the CPU device has; CPU.INTEL has all of OpenCL C: "
           "pip install 'tunewright[intel]'")  # fmt: skip
 _HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ _INTEGERS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong")
 _FLOATS = ("float", "double")
 _WIDTHS = ("", "2", "3", "4", "8", "16")
 _ROUNDINGS = ("rte", "rtz", "rtp", "rtn")
-#: functions of the C library that the library and the compiler call, and that OpenCL C does not know
+#: functions of the C library that the library and the compiler call, and that OpenCL C does not have
 _OWN = (
     "memcpy", "memmove", "memset", "memcmp",
     *(f"{name}f" for name in (
@@ -36,12 +36,12 @@ _OWN = (
     )),
 )  # fmt: skip
 _RENAMED = "ocl_own_"
-#: that a message tells
+#: most errors in a message
 MOST_ERRORS = 3
 
 
 def complete(text: str, entry: str, arguments: int, grid: Sequence[int], local: Sequence[int] = ()) -> str:
-    """All that is compiled for a kernel with ``arguments`` pointers, over a grid in groups of ``local``."""
+    """Return the complete text of a kernel with ``arguments`` pointers, over a grid in groups of ``local``."""
     sizes, groups = [*grid, 1, 1][:3], [*local, 1, 1, 1][:3]
     if any(group < 1 or size % group for size, group in zip(sizes, groups, strict=True)):
         raise SettingsError(f"{entry}: groups of {list(local)} do not divide the work-items {list(grid)}",
@@ -53,7 +53,7 @@ def complete(text: str, entry: str, arguments: int, grid: Sequence[int], local: 
             f"{OPENCL_C} /* {entry} */", f"#define OCL_DIMENSIONS {len(grid)}",
             f"#define OCL_GLOBAL {', '.join(map(str, sizes))}", f"#define OCL_LOCAL {', '.join(map(str, groups))}",
             *(["#define OCL_GROUPS"] if max(groups) > 1 else []), _library(), '#line 1 "kernel.cl"', text,
-            # Behind macros of the text, which may be anything.
+            # This line follows the user's text, whose macros may define anything.
             '#line 1 "CONFIG_FILE"', f"void tunewright_item(const __global ulong* arguments) {{ {entry}({passed}); }}",
             OPENCL_C_LOOP, f"#define COUNT_X {max(sizes[0], 1)}", f"#define COUNT_Y {max(sizes[1], 1)}",
             (_HERE / "opencl_c.c").read_text("utf-8"),
@@ -62,7 +62,7 @@ def complete(text: str, entry: str, arguments: int, grid: Sequence[int], local: 
 
 
 def _constant(text: str, entry: str, arguments: int) -> list[bool]:
-    """Which pointers of a kernel point to constant memory. Its compiler sees the rest of its parameters."""
+    """Return which pointers of a kernel point to constant memory. The compiler checks its other parameters."""
     head = rf"\b(?:__)?kernel\b[^;{{}}]*?\b{re.escape(entry)}\s*\(([^{{}};]*)\)\s*\{{"
     found = re.search(head, text)
     params = found[1].split(",") if found is not None else []
@@ -77,7 +77,7 @@ def _library() -> str:
 
 
 def _conversions() -> list[str]:
-    """Macros as_T and convert_T with their roundings: they take any type."""
+    """Return the macros as_T and convert_T with their roundings. They take any type."""
     made = []
     for name in (*_INTEGERS, *_FLOATS):
         for width in _WIDTHS:
@@ -98,7 +98,7 @@ def _conversions() -> list[str]:
 
 
 def readable(said: str) -> str:
-    """The errors that the compiler tells of a text, without what it shows of the library."""
+    """Return the compiler's errors about a text, without the lines of the library."""
     head, found, told = said.partition(": ")
     errors = re.findall(r"^(?:.*?[^\w.])?([\w. -]+:\d+:\d+: error: .*)$", told, re.MULTILINE)
     return (head + found + "; ".join(errors[:MOST_ERRORS]) if errors else said).replace(_RENAMED, "")

@@ -1,4 +1,4 @@
-"""The thread pool of this process: workers in C (`pool.c`), started when the first run could use them."""
+"""The thread pool of this process: workers in C (`pool.c`), started before the first run that could use them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..base import address
 from . import usable_cores
 from .objects import SharedObject
 
-#: microseconds that idle workers look for work before they sleep, and that callers wait for their turn at Python: what
-#: it costs to wake them. Under a quota of the container's time looking is work, too.
+#: microseconds that idle workers look for work before they sleep, and that callers wait for the GIL: about the cost of
+#: waking them. Under a quota of the container's time, looking costs quota too.
 SPIN, SPIN_IN_QUOTA = 50, 2
-#: microseconds after which a run comes back to Python in between, so that Ctrl-C is noticed
+#: microseconds after which a run returns to Python for a moment, so that Ctrl-C is noticed
 SLICE = 50_000
 #: 64-bit words before the rows of a table, and before a row's arguments
 HEAD, ROW = 2, 5
@@ -37,13 +37,13 @@ class _Run(ctypes.Structure):
 
 
 class _Made:
-    """The compiled text with its memory."""
+    """The loaded code of the pool with its memory."""
 
     def __init__(self, loaded: SharedObject, count: int) -> None:
         self.loaded, self.library = loaded, loaded.library
         library = self.library
         library.pool_bytes.restype = library.pool_ticks.restype = library.pool_us.restype = ctypes.c_uint64
-        # Never freed: workers may look at it for as long as the process lives. A forked child has a copy.
+        # Never freed: workers may read it for as long as the process lives. A forked child has a copy.
         self._memory = mmap.mmap(-1, library.pool_bytes(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
         library.pool_make(self.at, count)
@@ -55,7 +55,7 @@ class _Made:
 class ThreadPool:
     """Threads that share the cores of the process among all runs.
 
-    ``load`` is asked for the compiled text when something is run first: until then it may still be compiled.
+    The pool calls ``load`` for its compiled text at the first run. Until then the text may still be compiling.
     """
 
     def __init__(self, load: Callable[[], SharedObject], mode: str = "YES") -> None:
@@ -78,12 +78,12 @@ class ThreadPool:
         return self._ready().loaded.quick
 
     def ticks(self) -> int:
-        """The time on the clock of the pool."""
+        """Return the time on the clock of the pool."""
         return int(self._ready().library.pool_ticks())
 
     @property
     def ticks_per_us(self) -> int:
-        """Ticks of this clock in a microsecond."""
+        """Ticks of this clock per microsecond."""
         made = self._ready()
         return int(made.library.pool_us(made.at))
 
@@ -94,14 +94,14 @@ class ThreadPool:
             self._made.library.pool_forked(self._made.at)
 
     def start(self) -> None:
-        """Start the workers, unless they run already."""
+        """Start the workers, unless they already run."""
         if self._started or self.cores < 2:
             return
         made = self._ready()
         with self._lock:
             if self._started:
                 return
-            # One for each core: where they are bound, the one on the caller's core stays out of its runs.
+            # One worker for each core. If workers are bound, the one on the caller's core stays out of its runs.
             for core, usable in usable_cores.places(self._mode, self.cores):
                 made.library.pool_add(made.at, _mask(usable), ctypes.c_int(core))
             self._started = True
@@ -126,9 +126,9 @@ class ThreadPool:
                 made.library.pool_bind(made.at, ctypes.c_int(worker), _mask(usable), ctypes.c_int(core))
 
     def runner(self, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None = None) -> Runner:
-        """A runner of a table; both arrays must live as long as it does.
+        """Return a runner of a table. Both arrays must live as long as the runner.
 
-        ``times``: for each step, from its second word on, the ticks and how often it ran, in each run.
+        ``times``: for each step, from its second word on, the ticks and the number of executions, in each run.
         """
         if table[1] > 1:
             self.start()
@@ -136,7 +136,7 @@ class ThreadPool:
 
 
 class Runner:
-    """Runs one table in the calling thread, with help. It is not shared between threads."""
+    """Runs one table in the calling thread, helped by workers. Threads do not share a runner."""
 
     __slots__ = ("_kept", "_pool", "_run", "again", "cancel", "expect")
 
@@ -145,16 +145,16 @@ class Runner:
         self._run = _Run(address(table), None if times is None else address(times), SLICE)
         self._pool, self._kept = pool, (table, times)
         arguments = (made.at, ctypes.byref(self._run))
-        #: ``again`` runs the table, or the rest of it; if it does not answer 0, call `resume` and then ``again``.
+        #: ``again`` runs the table, or the rest of it. If it does not return 0, call `resume` and then ``again``.
         #: ``cancel`` begins no further step, and waits for the running ones. Both release the GIL.
         self.again: Callable[[], int] = partial(made.library.pool_run, *arguments)
         self.cancel: Callable[[], None] = partial(made.library.pool_cancel, *arguments)
-        #: wakes workers for a run of it that begins within some microseconds, if it is worth that
+        #: wakes workers for a run of the table that begins within some microseconds, if the run is worth that
         expect = made.loaded.quick.pool_expect
         self.expect: Callable[[], None] = partial(expect, made.at, ctypes.c_void_p(address(table)))
 
     def resume(self, state: int) -> None:
-        """Prepare to continue after an answer of `again` other than 0."""
+        """Prepare to continue after `again` returned anything but 0."""
         if state == _FORKED and self._kept[0][1] > 1:
             self._pool.start()
 
@@ -162,7 +162,7 @@ class Runner:
         try:
             while state := self.again():
                 self.resume(state)
-        except BaseException:  # Ctrl-C: no further step begins, running ones end
+        except BaseException:  # Ctrl-C: no further step begins, running steps finish
             self.cancel()  # called directly: a second Ctrl-C could interrupt a call of a Python function
             raise
 

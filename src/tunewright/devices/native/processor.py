@@ -1,4 +1,4 @@
-"""What this processor is, and what is compiled to find that out: for any processor of the architecture."""
+"""Detects this processor, with code that is compiled for any processor of the architecture."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .objects import SharedObject, file_of, places
 from .programs import NativePrograms
 
 _HERE = Path(__file__).parent
-#: texts of the thread pool and what serves its tables, and what tells which processor this is
+#: texts of the thread pool and its helpers, and the text that identifies the processor
 POOL, FEATURES = ("launch_table.c", "pool.c", "formulas.c"), "processor.c"
-#: words that `processor_features` fills in
+#: number of words that `processor_features` fills in
 _WORDS = 14
-#: of a remembered verdict: what compiled the probe
+#: the compiler of the probe, in a remembered verdict
 _COMPILER = "compiler"
-#: A program without a library that multiplies vectors, executes an instruction of each feature that is not in that
-#: anyway, and ends with status 0 where the products are right.
+#: A program without libraries. It multiplies vectors, then executes an instruction of each feature that the products do
+#: not use anyway. It ends with status 0 if the products are right.
 _PROBE = """
 typedef float V __attribute__((vector_size({bytes}), aligned(4)));
 static void multiply(const float* x, const float* y, float* z) {{
@@ -51,11 +51,11 @@ __attribute__((used)) static int probe(void) {{
 }}
 {start}
 """
-#: calls `probe`, and ends the process with what it returns
+#: calls `probe`, and ends the process with its result
 _START = {
     "x86_64": "call probe; mov %eax, %edi; mov $231, %eax; syscall", "aarch64": "bl probe; mov x8, #94; svc #0",
 }  # fmt: skip
-#: an instruction of each feature; their registers are told to the compiler as one
+#: an instruction of each feature; one clobber list covers their registers
 _INSTRUCTIONS = {
     "sse3": "addsubps %xmm1, %xmm0", "ssse3": "pshufb %xmm1, %xmm0", "sse4.1": "pmulld %xmm1, %xmm0",
     "sse4.2": "pcmpgtq %xmm1, %xmm0", "popcnt": "popcnt %eax, %eax", "avx": "vaddps %ymm1, %ymm1, %ymm0",
@@ -72,13 +72,13 @@ _CLOBBERED = {"x86_64": '"rax", "rdx", "xmm0", "cc"', "aarch64": '"v0", "cc"'}
 
 @dataclass(frozen=True)
 class Processor:
-    """The processor, and the levels that it executes, the lowest first."""
+    """The processor, and the levels that it can execute, the lowest first."""
 
     name: str
     levels: tuple[Level, ...]
 
     def level(self, wanted: str) -> Level:
-        """The level that CPU_ISA names; AUTO: the highest one."""
+        """Return the level that CPU_ISA names. AUTO: the highest one."""
         if wanted == "AUTO":
             return self.levels[-1]
         found = next((level for level in self.levels if level.name.upper() == wanted), None)
@@ -91,7 +91,7 @@ class Processor:
 
 @cache
 def find_compiler(named: str = "") -> ClangCommands | None:
-    """The compiler, or none: then what is in the cache still runs."""
+    """Return the compiler, or None. Without one, programs of the cache still run."""
     try:
         return compiler.find(named)
     except DeviceError:
@@ -100,7 +100,7 @@ def find_compiler(named: str = "") -> ClangCommands | None:
 
 @cache
 def processor() -> Processor:
-    """This one. DeviceError where nothing can be compiled for it or run on it."""
+    """Return this processor. Raise DeviceError if nothing can be compiled for it or run on it."""
     architecture = isa.machine()
     if sys.platform != "linux":
         raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}", hint="CPU.HOST runs here")
@@ -108,7 +108,7 @@ def processor() -> Processor:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
     begin()
     if find_compiler(Settings.from_environment().cpu_compiler) is None:
-        thread_pool()  # nothing can be made later that is not there now
+        thread_pool()  # what is missing now cannot be made later
     told = _loaded(_text(FEATURES))
     words = np.zeros(_WORDS, np.uint64)
     told.library.processor_features(ctypes.c_void_p(words.ctypes.data))
@@ -118,13 +118,15 @@ def processor() -> Processor:
 
 
 def thread_pool() -> SharedObject:
-    """The thread pool in C (`pool`), which takes longer to compile than most kernels. DeviceError without it."""
+    """Return the thread pool in C (`pool`), which takes longer to compile than most kernels. Raise DeviceError without
+    it."""
     return _loaded(_text(*POOL))
 
 
 @cache
 def begin() -> None:
-    """Begin to compile what `processor`, `why_not` and `thread_pool` need, beside the work that precedes them."""
+    """Begin to compile what `processor`, `why_not` and `thread_pool` need, in parallel with the work that precedes
+    them."""
     settings = Settings.from_environment()
     named, wanted = settings.cpu_compiler, settings.cpu_isa
     # An error is met again by the call that needs the result. RuntimeError: no further thread can be started.
@@ -137,7 +139,7 @@ def begin() -> None:
                 for level in [level for level in likely if wanted in ("AUTO", level.name.upper())][-1:]:
                     _prober(level, named).begin(probe(level))
             if not _runtime().begin(_text(*POOL)):
-                # Not a daemon: when the process ends, it leaves no files and no compilers behind
+                # Not a daemon: the process ends without leaving files or compilers behind
                 threading.Thread(target=_finish, name="compiles-pool").start()
 
 
@@ -153,7 +155,7 @@ def _text(*names: str) -> str:
 
 @cache
 def _runtime() -> NativePrograms:
-    """What is compiled for any processor of the architecture."""
+    """Return the programs compiled for any processor of the architecture."""
     return NativePrograms(["-DRUNTIME"], find_compiler(Settings.from_environment().cpu_compiler), "thread pool")
 
 
@@ -163,7 +165,7 @@ def _prober(level: Level, named: str) -> NativePrograms:
 
 
 def _kept() -> contextlib.AbstractContextManager[None]:
-    """What is compiled is kept where the environment said at first, whatever model needs it when."""
+    """Store compiled programs where the environment first said, whichever model needs them."""
     return kernel_cache.using(_place())
 
 
@@ -192,9 +194,9 @@ def _without_compiler() -> DeviceError:
 
 @cache
 def why_not(level: Level, named: str) -> str:
-    """Why kernels of a level do not run right here; empty: they do.
+    """Return why kernels of a level do not run right here; empty: they do.
 
-    A process of its own tries, once: an instruction that the processor turns out not to have ends that one.
+    A separate process tries once. An instruction that the processor lacks ends only that process.
     """
     text, found, remembered = probe(level), find_compiler(named), kernel_cache.current()
     verdict = {
@@ -218,7 +220,7 @@ def why_not(level: Level, named: str) -> str:
 
 
 def probe(level: Level) -> str:
-    """The text of a program that tries a level."""
+    """Return the text of a program that tries a level."""
     clobbered, escaped = _CLOBBERED[isa.machine()], str.maketrans({sign: f"%{sign}" for sign in "%{}"})
     tried = [_INSTRUCTIONS[f].translate(escaped) for f in (*level.features, *level.extras) if f in _INSTRUCTIONS]
     return _PROBE.format(
@@ -229,7 +231,7 @@ def probe(level: Level) -> str:
 
 
 def run(binary: bytes) -> str:
-    """What goes wrong when a process of its own runs a program; empty: nothing."""
+    """Run a program in a separate process and return what goes wrong; empty: nothing."""
     failed = ""
     for place in places():
         try:
@@ -239,7 +241,7 @@ def run(binary: bytes) -> str:
                 )
         except subprocess.TimeoutExpired:
             return "it does not end"
-        except OSError as error:  # not to be run from there
+        except OSError as error:  # programs cannot be run from there
             failed = f"no program can be run here: {error}"
             continue
         if done.returncode == 3:
@@ -249,7 +251,7 @@ def run(binary: bytes) -> str:
 
 
 def _name(signature: int, architecture: str) -> str:
-    """Its own name is not enough: "AMD EPYC" is what very different ones are called."""
+    """Return a name that is more specific than the processor's own: very different ones are called "AMD EPYC"."""
     known = [cpu_name()]
     if architecture == "x86_64":
         family, model = isa.family_model(signature)

@@ -1,4 +1,4 @@
-"""Programs of the CPU device: each text is compiled once, in a process of its own, and stored in the kernel cache."""
+"""Programs of the CPU device. A separate process compiles each text once, and the kernel cache stores the result."""
 
 from __future__ import annotations
 
@@ -22,60 +22,63 @@ from . import isa, object_symbols, usable_cores
 from .compiler import FLAGS, OPENCL_C, OPENCL_C_FLAGS, REMEDY, STRICT, ClangCommands
 from .objects import SharedObject
 
-#: programs in memory; those that a kernel uses live on without it
+#: programs kept in memory; a program that a kernel uses lives on after its removal
 MOST = 512
-#: files of an entry of the cache: what is loaded, and what compiled it
+#: files of a cache entry: the object to load, and the compiler that made it
 OBJECT, COMPILER = "object", "compiler"
 _EXPORT = "\nEXPORT void "
 _NAME = re.compile(rf"^EXPORT void (\w+)\(|^{re.escape(OPENCL_C)} /\* (\w+) \*/", re.MULTILINE)
 
 
 class LoadedProgram:
-    """A loaded text."""
+    """A compiled and loaded text."""
 
     def __init__(self, binary: bytes, name: str) -> None:
-        #: to store it in another cache, too
+        #: kept so that other caches can store it too
         self.binary = binary
         self.loaded = SharedObject(binary, name)
 
     def entry(self, name: str) -> int:
-        """The address of a kernel."""
+        """Return the address of a kernel."""
         return self.loaded.address(name)
 
 
 class NativePrograms:
-    """What `build` returns stays valid as long as someone holds it. Safe to use from several threads, and in a fork."""
+    """Compiles and loads programs. A program from `build` stays valid as long as someone holds it.
+
+    Safe to use from several threads, and in a fork.
+    """
 
     def __init__(self, flags: Sequence[str], compiler: ClangCommands | None, title: str, entry: str = "") -> None:
         """``entry``: see `ClangCommands.build`."""
         self._flags, self._compiler, self._title, self._entry = [*flags], compiler, title, entry
         self._kept: OrderedDict[str, LoadedProgram] = OrderedDict()
-        #: in which caches a program is
+        #: the caches that have a program
         self._stored: dict[str, list[KernelCache]] = {}
-        #: what a cache has, and the loader did not take
+        #: programs of a cache that the loader refused
         self._refused: set[str] = set()
         self._renew()
         _ALIVE.add(self)
 
     def _renew(self) -> None:
-        """A fork has no threads that would finish what they compile, nor release a lock."""
+        """Reset locks and compilations. A fork has no threads that would finish a compilation or release a lock."""
         self._lock = threading.Lock()
-        #: what is being compiled, and what could not be, until it was reported
+        #: programs being compiled, and failed ones until the failure is reported
         self._begun: dict[str, Future[LoadedProgram]] = {}
-        #: compilers that run, and the lengths of texts that wait for one
+        #: number of running compilers, and the lengths of texts that wait for one
         self._running, self._waiting, self._turns = 0, list[int](), threading.Condition()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def build(self, source: str) -> LoadedProgram:
-        """The loaded program of a text."""
+        """Return the loaded program of a text."""
         made = self._kept_or_begun(source)
         if isinstance(made, Future):
             try:
                 program = made.result()
             except Exception:
-                with self._lock:  # the next one tries again: it may have been a full disk
+                with self._lock:  # the next caller tries again: the cause may have been a full disk
                     if self._begun.get(source) is made:
                         del self._begun[source]
                 raise
@@ -85,10 +88,11 @@ class NativePrograms:
         return program
 
     def begin(self, source: str) -> bool:
-        """It will be wanted: compiling happens beside; True: it is there. `NoCompiler` where it cannot be had."""
+        """Begin to compile a text in the background. Return whether its program is ready. Raise `NoCompiler` if it
+        cannot be compiled here."""
         with self._lock:
             before = self._begun.get(source)
-            if before is not None and before.done():  # it could not be compiled then, and nobody wanted it
+            if before is not None and before.done():  # it failed to compile, and no caller asked for it
                 del self._begun[source]
         return isinstance(self._kept_or_begun(source), LoadedProgram)
 
@@ -110,7 +114,7 @@ class NativePrograms:
         work = partial(self._compile, source, self._compiler, future)
         try:
             threading.Thread(target=copy_context().run, args=(work,), daemon=True).start()
-        except RuntimeError:  # there are as many threads as there may be
+        except RuntimeError:  # the process may start no further threads
             work()
         return future
 
@@ -134,10 +138,11 @@ class NativePrograms:
         if wanted is None or files is None:
             return None
         if self._compiler is not None and files.get(COMPILER) != self._compiler.identity.encode():
-            return None  # another compiler's work is replaced; without any it is better than nothing
+            return None  # replace another compiler's program; without a compiler, use it
         try:
             program = LoadedProgram(files[OBJECT], name_of(source))
-        except (KeyError, DeviceError):  # nothing may be loaded here; or it is the entry, if what is compiled anew is
+        # no program may be loaded here; or the entry is bad, if a newly compiled program loads
+        except (KeyError, DeviceError):
             self._refused.add(source)
             return None
         self._stored.setdefault(source, []).append(wanted)
@@ -151,7 +156,7 @@ class NativePrograms:
             if missing:
                 raise ExecutionError(f"{name_of(source)} uses {', '.join(missing)}, which is not defined")
             program = LoadedProgram(binary, name_of(source))
-        except BaseException as error:  # it is raised in the thread that waits for the program
+        except BaseException as error:  # the thread that waits for the program raises it
             future.set_exception(error)
             return
         with self._lock:
@@ -163,7 +168,7 @@ class NativePrograms:
     def _turn(self, length: int) -> Iterator[None]:
         """Wait until a compiler may start. COMPILATION_NUM_THREADS of the model limits how many run at a time.
 
-        Long texts come first: they mostly take longest, and the last one to begin should be a short one.
+        Long texts come first. They mostly take longest, and the last one to begin should be short.
         """
         most = min(build_options.threads(build_options.current().compilation_num_threads), usable_cores.count())
         with self._turns:
@@ -198,11 +203,11 @@ class NativePrograms:
 
 
 def is_opencl_c(source: str) -> bool:
-    """A text of a user's, see `opencl_c`."""
+    """Whether a text is a user's OpenCL C, see `opencl_c`."""
     return source.startswith(OPENCL_C)
 
 
-#: all of them
+#: all live instances
 _ALIVE: WeakSet[NativePrograms] = WeakSet()
 
 
@@ -216,8 +221,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def name_of(source: str) -> str:
-    """The first kernel of a text."""
-    # In front of the first kernel stands the prelude, through which a pattern takes 0.4 ms.
+    """Return the name of the first kernel of a text."""
+    # Skip the prelude in front of the first kernel: a pattern takes 0.4 ms to search it.
     begin = 0 if is_opencl_c(source) else max(source.find(_EXPORT), 0)
     found = _NAME.search(source, begin)
     return found[1] or found[2] if found else "program"

@@ -1,7 +1,7 @@
-"""Executables of the processor: a table of steps that the thread pool goes through.
+"""Executables of the processor: a table of steps that the thread pool runs.
 
-Each kernel is a program of its own; the table holds its address, its grid and its arguments. So any kernels of the
-device are one call, in any order, and a plan for another shape compiles nothing that is there already.
+Each kernel is a program of its own. The table holds its address, its grid and its arguments. So one call runs any
+kernels of the device in any order, and a plan for another shape reuses programs that are already compiled.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .table_writer import TableWriter
 if TYPE_CHECKING:
     from .device import NativeDevice
 
-#: the step behind the entrance of a table
+#: the first step after the entrance of a table
 FIRST = 2
 
 
 class LaunchTable(Executable):
-    """The table of a plan's parts, without what is each request's own."""
+    """The table of a plan's parts, without the parts that belong to each request."""
 
     takes_addresses = True
 
@@ -41,16 +41,16 @@ class LaunchTable(Executable):
         for number, part in enumerate(parts):
             writer.part(number, part)
         linked = self.linked = writer.link()
-        #: where each tensor's address stands
+        #: for each tensor, the words that hold its address
         self.places = {number: [linked.number(at) for at in places] for number, places in writer.places.items()}
-        #: words that hold the address of another one
+        #: words that hold the address of another word
         self.pointers = [(linked.number(at), linked.cells[cell]) for at, cell in writer.pointers]
-        #: where the costs of a kernel's launches stand, each time that it is in the table
+        #: for each kernel, the positions of its launches' costs, once per use in the table
         self.costs = [
             (kernel, np.array([[linked.number(at) for at in one] for one in costs], np.intp))
             for kernel, costs in writer.costs.items()
         ]
-        #: of each kernel that says what is wrong with its inputs: its tag, and where the address of its record stands
+        #: for each kernel that reports faults of its inputs: its tag, and the words that hold the address of its record
         self.reports = [(tag, [linked.number(at) for at in places]) for tag, places in writer.reports]
 
     @property
@@ -73,30 +73,30 @@ class BoundTable(Bound):
         linked, places = executable.linked, executable.places
         self._executable, self._queue = executable, queue
         self.table = table = linked.table.copy()
-        # A memoryview takes a number sooner than an array does.
+        # A memoryview sets a number faster than an array does.
         self._words = table.data
         for at, to in executable.pointers:
             table[at] = address(table) + 8 * to
         for kernel, costs in executable.costs:
             kernel.costs.pass_on(table, costs)
         self._own_memory = OwnMemory(executable.writer.open, linked, table, executable.device, queue)
-        #: what must live as long as it does: the table holds addresses alone
+        #: objects that must live as long as this one: the table holds only addresses
         self._kept = [memory[number] for number in places if memory[number] is not None]
         for number, words in places.items():
             if memory[number] is not None:
                 table[words] = address(memory[number] if memory[number].size else NOTHING)
-        #: words that hold addresses in the arena, where those change with sizes
+        #: words that hold addresses in the arena that change with sizes
         self._fitted = [(at, number) for number in fitted for at in places.get(number, ())]
         self._in_arena: list[tuple[int, int]] | None = None
         #: tensors that come with each inference
         self._given = [(n, words) for n, words in places.items() if memory[n] is None and n not in fitted]
         self.loops = TableLoops(executable, table, self._words) if executable.writer.left is not None else None
-        #: what kernels say of their inputs; None: none of them says anything
+        #: reports of kernels about their inputs; None: no kernel reports
         self._reports = Reports([tag for tag, _ in executable.reports]) if executable.reports else None
         for record, (_, words) in enumerate(executable.reports):
             assert self._reports is not None
             table[words] = address(self._reports.records[record])
-        #: how long each step takes, where somebody asks
+        #: times of each step, if the caller asked for them
         self._times = table_format.times(len(executable.writer.owners)) if clocked else None
         self._runner = executable.device.pool.runner(table, self._times)
         self._again = self._runner.again
@@ -114,9 +114,9 @@ class BoundTable(Bound):
         try:
             while state := again():
                 self._runner.resume(state)
-        except BaseException:  # Ctrl-C: what is left is not begun, what runs ends
+        except BaseException:  # Ctrl-C: no further step begins, running steps finish
             self._runner.cancel()  # called from here, see `Runner`
-            if self._reports is not None:  # what kernels said until then is not of the next inference
+            if self._reports is not None:  # reports up to now do not belong to the next inference
                 self._reports.clear()
             raise
         queue.waited += perf_counter() - begin
@@ -151,7 +151,7 @@ class BoundTable(Bound):
         return self._own_memory.nbytes
 
     def costs(self) -> list[int]:
-        """What the pool has learned of each kernel's launches so far (see `Costs`)."""
+        """Return the costs of each kernel's launches that the pool has learned so far (see `LaunchCosts`)."""
         return [int(cost) for _, costs in self._executable.costs for cost in self.table[costs].reshape(-1)]
 
     def seconds(self) -> list[float]:
@@ -169,13 +169,13 @@ class BoundTable(Bound):
         return [(tag, seconds, count) for tag, (seconds, count) in found.items()]
 
     def _ticks(self) -> Any:
-        """Seconds of each step."""
+        """Return the seconds of each step."""
         assert self._times is not None
         return self._times[1::2].astype(np.int64).clip(0) * self._executable.device.tick
 
 
 class TableLoops(Loops):
-    """The loops in a table: its own words count their iterations."""
+    """The loops in a table. The table's own words count their iterations."""
 
     def __init__(self, executable: LaunchTable, table: np.ndarray[Any, Any], words: memoryview) -> None:
         writer, cells = executable.writer, executable.linked.cells
@@ -183,7 +183,7 @@ class TableLoops(Loops):
         self._table, self._words, self._tags = table, words, writer.tags
         self._bound, self._left = cells[writer.bound], cells[writer.left]
         self._counters = {counter: cells[cell] for counter, cell in writer.counters.items()}
-        #: the word that says where a run begins, and which part each step is of
+        #: the word that says where a run begins, and the part that each step belongs to
         self._entrance = None if writer.entrance is None else executable.linked.begins[writer.entrance] + 1
         self._owners = writer.owners
 

@@ -18,14 +18,14 @@ from .pool import ROW as ROW
 
 #: kernels count work-items in 32 bits
 MOST_ITEMS = 2**31 - 1
-#: entry points are no smaller: `launch_table.c` tells control rows from kernels by that
+#: the lowest address of an entry point: `launch_table.c` tells control rows from kernels by it
 FIRST_ENTRY = 64
-#: bits of a word
+#: all bits of a word
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
 class RowCode(enum.IntEnum):
-    """What a control row does; `launch_table.c` says which operands it has."""
+    """What a control row does. `launch_table.c` documents the operands."""
 
     MOVE = 1
     COPY = 2
@@ -51,10 +51,10 @@ class Function(enum.IntEnum):
 
 @dataclass(eq=False)
 class TableCell:
-    """A word of a table that is no part of a row: a variable, with what it holds at first."""
+    """A word of a table outside the rows: a variable with its initial value."""
 
     value: int = 0
-    #: words, where it is the first of several in a row
+    #: number of words, if the cell is the first of several consecutive ones
     words: int = 1
 
 
@@ -68,7 +68,7 @@ class Argument:
 
 @dataclass(eq=False)
 class Label:
-    """A step that is not known yet: `Listing.place` says which it is."""
+    """A step that is not known yet. `Listing.place` sets it."""
 
     step: int = -1
 
@@ -84,7 +84,7 @@ class Listing:
     cells: list[TableCell] = field(default_factory=list)
 
     def kernel(self, entry: int, grid: Sequence[int], arguments: int) -> int:
-        """A kernel row, with arguments that are 0. Answers the number of its step."""
+        """Add a kernel row whose arguments are 0. Return the number of its step."""
         x, y, _ = (*grid, 1, 1)[:3]
         items = math.prod(grid)
         if items > MOST_ITEMS:
@@ -93,31 +93,31 @@ class Listing:
         return len(self.rows) - 1
 
     def control(self, op: RowCode, *operands: Operand) -> int:
-        """A control row. Answers the number of its step."""
+        """Add a control row. Return the number of its step."""
         self.rows.append((int(op), *operands))
         return len(self.rows) - 1
 
     def move(self, source: Operand, words: Sequence[Operand], add: int = 0) -> None:
-        """Write a word, with a number added, to others."""
+        """Add a row that copies a word, plus a number, to other words."""
         if words:
             self.control(RowCode.MOVE, source, add & _WORD, len(words), *words)
 
     def cell(self, value: int = 0, words: int = 1) -> TableCell:
-        """A variable."""
+        """Add a variable."""
         made = TableCell(value, words)
         self.cells.append(made)
         return made
 
     def costs(self, linked: Linked) -> list[int]:
-        """Where the cost of each kernel row stands."""
+        """Return the position of each kernel row's cost."""
         return [begin + ROW - 1 for begin, row in zip(linked.begins, self.rows, strict=True) if _is_kernel(row)]
 
     def place(self, label: Label) -> None:
-        """The label is the step that is written next."""
+        """Set the label to the step that is written next."""
         label.step = len(self.rows)
 
     def link(self, participants: int) -> Linked:
-        """The table."""
+        """Return the finished table."""
         begins, at = [], HEAD + len(self.rows)
         for row in self.rows:
             begins.append(at)
@@ -139,15 +139,15 @@ class Listing:
 
 @dataclass(eq=False)
 class Linked:
-    """A table, and where everything stands in it."""
+    """A table, and the positions of everything in it."""
 
     table: np.ndarray[Any, Any]
-    #: of each row
+    #: the position of each row
     begins: list[int]
     cells: dict[TableCell, int]
 
     def number(self, operand: Operand) -> int:
-        """The word, or the step, that an operand names."""
+        """Return the number of the word, or of the step, that an operand names."""
         if isinstance(operand, TableCell):
             return self.cells[operand]
         if isinstance(operand, Argument):
@@ -159,18 +159,18 @@ class Linked:
 
 
 def trips(table: np.ndarray[Any, Any], step: int) -> int | None:
-    """How long a LOOP would be that nothing but its limit ends."""
+    """Return the iterations of a LOOP that only its limit ends."""
     _, _, _, limit, _, _, whole = table[int(table[HEAD + step]) :][:7]
     return ctypes.c_int64.from_address(int(table[limit])).value if whole and limit else None
 
 
 def times(steps: int) -> np.ndarray[Any, Any]:
-    """Memory for a runner's notes on its steps: ticks and executions of each begin at its second word."""
+    """Allocate a runner's times of its steps: ticks and executions of each begin at its second word."""
     return np.zeros(1 + 2 * steps, np.uint64)
 
 
 def number(value: np.generic) -> int:
-    """A number as it stands in a table."""
+    """Return a number as a table holds it."""
     if isinstance(value, np.floating):
         return int(np.float32(value).view(np.uint32))
     return int(value) & _WORD

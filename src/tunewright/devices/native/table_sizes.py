@@ -1,4 +1,4 @@
-"""What of a table is each request's own, or depends on sizes where its plan is for a class of shapes."""
+"""The parts of a table that belong to a request, or depend on sizes if the plan is for a class of shapes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class OwnRegion:
 
     @property
     def moves(self) -> bool:
-        """It is larger for other sizes, and lies elsewhere then."""
+        """Whether the region is larger for other sizes, and then has another address."""
         return self.dtype is None and is_open(self.nbytes)
 
 
 @dataclass(eq=False)
 class PlacedKernel:
-    """A kernel in a table: the steps of its launches, and where addresses of its scratch memory stand, by name."""
+    """A kernel in a table: the steps of its launches, and by name the words for addresses of its scratch memory."""
 
     kernel: CKernel
     steps: list[int] = field(default_factory=list)
@@ -48,31 +48,31 @@ class PlacedKernel:
 
 @dataclass(eq=False)
 class OpenTable:
-    """What is not known when a table is written."""
+    """The parts of a table that are unknown when it is written."""
 
     placed: list[PlacedKernel] = field(default_factory=list)
     #: words that are a number
     words: list[tuple[Operand, Whole]] = field(default_factory=list)
-    #: words that hold an address: an offset behind the beginning of a region, or behind another address
+    #: words that hold an address: an offset from the beginning of a region, or from another address
     addresses: list[tuple[Operand, OwnRegion | int, Whole]] = field(default_factory=list)
-    #: words that are the address of a kernel's constant
+    #: words that hold the address of a kernel's constant
     tables: list[tuple[Operand, ConstantTable]] = field(default_factory=list)
     regions: list[OwnRegion] = field(default_factory=list)
 
     def kernel(self, placed: PlacedKernel, word_is: Callable[[Operand, Whole], None]) -> None:
-        """A kernel's launches are written. ``word_is``: says what a word will be."""
+        """Add a kernel whose launches are written. ``word_is`` records the number that a word will be."""
         self.placed.append(placed)
         if placed.kernel.open is not None:
             for launch, word, value in placed.kernel.open.words:
                 word_is(word_of(placed.steps[launch], word), value)
             for launch, at, table in placed.kernel.open.tables:
                 if table.is_late:
-                    continue  # it is words of the launch table
+                    continue  # the constant consists of words of the launch table
                 self.tables.append((Argument(placed.steps[launch], at), table))
 
 
 def word_of(step: int, word: int) -> Argument:
-    """A word of a row."""
+    """Return a word of a row."""
     return Argument(step, word - steps.ROW)
 
 
@@ -82,7 +82,7 @@ class _Constant:
     def __init__(self, at: int, table: ConstantTable) -> None:
         self._at, self._table, self._array = at, table, table.array
         self._sizes: tuple[int, ...] | None = None
-        #: which of a plan's values its sizes are, once somebody asks
+        #: positions of its sizes among a plan's values, computed on first use
         self._places: list[int] | None = None
 
     def fit(self, table: np.ndarray[Any, Any], sizes: Sizes) -> None:
@@ -97,27 +97,27 @@ class _Constant:
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """Which of a plan's values everything is that depends on sizes."""
+    """For everything that depends on sizes, its positions among a plan's values."""
 
     words: Words
-    #: regions that change, each with the value that is its size, those of its elements, and the base that it is
+    #: regions that change, each with the positions of its size and of its elements, and its base
     regions: list[tuple[OwnRegion, int, list[int], int]]
-    #: scratch memory: its number, and the value that is its size
+    #: scratch memory: its number, and the position of its size
     scratch: list[tuple[int, int]]
 
 
-#: how much longer than known a launch may take when its cost was learned at unknown sizes
+#: factor by which a launch may exceed its known cost, if that was learned at unknown sizes
 _FAR = 8.0
-#: the most that a launch is expected to cost: that of one that does not run would grow for ever
+#: upper bound of a launch's expected cost: the cost of a launch that does not run would grow without end
 _MOST_COST = 2.0**40
-#: growth of sizes that is worth correcting the costs of launches for
+#: growth of sizes from which the costs of launches are corrected
 _GROWN = 1.25
-#: bases of words: nothing is added, and where the arena begins; others are those of regions
+#: bases of words: nothing, and the beginning of the arena; the other bases are those of regions
 _NOTHING, _ARENA = 0, 1
 
 
 class OwnMemory:
-    """A request's memory behind its table (regions, scratch memory), and all that depends on sizes in it."""
+    """A request's memory besides its table (regions, scratch memory), and everything in it that depends on sizes."""
 
     def __init__(
         self, open: OpenTable, linked: Linked, table: np.ndarray[Any, Any], device: NativeDevice, queue: CQueue
@@ -128,22 +128,22 @@ class OwnMemory:
         self._tables = [_Constant(linked.number(at), table) for at, table in open.tables]
         #: where the arguments of each launch of a kernel begin
         self._begins = {one: [linked.number(Argument(step, 0)) for step in one.steps] for one in open.placed}
-        #: where the costs of all launches stand, and the sizes at which they were learned
+        #: positions of the costs of all launches, and the sizes at which they were learned
         self._costs = np.array([b - 1 for begins in self._begins.values() for b in begins], np.intp)
         self._learned_at: tuple[int, ...] = ()
-        #: where the addresses of its scratch memory stand, which share one number in all kernels
+        #: the number of each scratch memory, and the positions of its address; all kernels share the numbers
         self._scratch = {
             (one, name): (number, [linked.number(at) for at in places])
             for one in open.placed for number, (name, places) in enumerate(one.scratch.items())
         }  # fmt: skip
         self._regions: dict[OwnRegion, np.ndarray[Any, Any]] = {}
-        #: what was borrowed
+        #: borrowed scratch memory
         self._borrowed: dict[tuple[PlacedKernel, str], Any] = {}
-        #: the same for each number, as it was when sizes changed last
+        #: the same by number, as of the last change of sizes
         self._lent: dict[int, Any] = {}
-        #: kernels in whose rows others are for the sizes at hand
+        #: kernels whose rows hold other kernels for the sizes at hand
         self._posed: Mapping[Kernel, Kernel] = {}
-        #: what depends on sizes, once somebody asks
+        #: what depends on sizes, computed on first use
         self._found: _Found | None = None
         for region in open.regions:
             self._hold(region, int(hint(region.nbytes)), [int(hint(size)) for size in region.elements])
@@ -154,17 +154,17 @@ class OwnMemory:
 
     @property
     def nbytes(self) -> int:
-        """Memory that blocks have now."""
+        """Bytes of memory that blocks have now."""
         blocks = [held for region, held in self._regions.items() if region.dtype is None and held is not NOTHING]
         return sum(int(held.nbytes) for held in blocks)
 
     def begins(self, placed: PlacedKernel) -> list[int]:
-        """Where the arguments of each launch of a kernel begin."""
+        """Return where the arguments of each launch of a kernel begin."""
         return self._begins[placed]
 
     def fit(self, sizes: Sizes, arena: int, words: Sequence[tuple[int, int]]) -> None:
-        """Write everything for other sizes. ``words`` hold addresses in the arena: each with the value that is its
-        offset, the same ones each time."""
+        """Write everything for other sizes. ``words`` hold addresses in the arena: each comes with the position of its
+        offset among the values. They are the same at each call."""
         values = sizes.values
         if self._found is None:
             self._found = self._find(sizes, words)
@@ -189,8 +189,8 @@ class OwnMemory:
         self._borrow_more(found.scratch, values)
 
     def _expect(self, sizes: tuple[int, ...]) -> None:
-        """Correct the costs of launches for larger sizes: the pool only ever learns that they are lower. Where they are
-        too low, it neither calls workers nor divides the work well."""
+        """Correct the costs of launches for larger sizes, because the pool only ever lowers them. If a cost is too low,
+        the pool neither calls workers nor divides the work well."""
         before, growth = self._learned_at, 1.0
         for size, known in zip(sizes, before, strict=False):
             growth *= max(1.0, size / known)
@@ -211,7 +211,7 @@ class OwnMemory:
             moves = isinstance(base, OwnRegion) and base.moves
             if moves or is_open(offset):
                 number = bases.get(base) if isinstance(base, OwnRegion) else None
-                if number is None:  # it stays where it is
+                if number is None:  # the region keeps its place
                     number = fixed.setdefault(self._begin(base), _ARENA + 1 + len(changing) + len(fixed))
                 found.append((at, place(offset), number))
         made = Words(self._device.pool.quick, self._table, found, _ARENA + 1 + len(changing) + len(fixed))
@@ -229,7 +229,7 @@ class OwnMemory:
         return _Found(made, regions, sorted(scratch))
 
     def _hold(self, region: OwnRegion, nbytes: int, elements: Sequence[int]) -> None:
-        """Have room for a region, with what belongs into it."""
+        """Make room for a region and write its elements."""
         held = self._regions.get(region, NOTHING)
         if region.dtype is not None:
             if held is NOTHING:
@@ -246,7 +246,8 @@ class OwnMemory:
         return address(held if held.size else NOTHING)
 
     def _write(self, placed: PlacedKernel, kernel: CKernel) -> None:
-        """Everything of a kernel's rows but the addresses of tensors: it has as many launches as the one before."""
+        """Write everything in a kernel's rows except the addresses of tensors. It has as many launches as the kernel
+        before."""
         table = self._table
         for begin, call, program in zip(self._begins[placed], kernel.calls, kernel.programs, strict=True):
             x, y, _ = (*call.grid, 1, 1)[:3]
@@ -272,7 +273,7 @@ class OwnMemory:
             self._table[places] = address(memory)
 
     def _borrow_more(self, wanted: Sequence[tuple[int, int]], values: Sequence[int]) -> None:
-        """Have scratch memory for other sizes: so many bytes as a value says, for each number."""
+        """Borrow scratch memory for other sizes: for each number, as many bytes as its value says."""
         for number, at in wanted:
             memory = self._queue.borrow(self._device, number, values[at])
             if memory is self._lent.get(number):
@@ -284,5 +285,5 @@ class OwnMemory:
 
 
 def is_open(number: Whole) -> bool:
-    """A number depends on sizes."""
+    """Whether a number depends on sizes."""
     return isinstance(number, SymInt)

@@ -1,9 +1,9 @@
 """Writes tables of steps: kernels with their arguments, and blocks of control flow (`devices/control_rows.py`) as
 control rows.
 
-An address that a loop changes stands in a variable of the table, and in every argument that is that tensor: `Set`
-becomes a MOVE that writes all of them. What is each request's own (where its tensors lie, scratch memory, memory of
-blocks) is not in the table that is written here: it says where that belongs.
+An address that a loop changes stands in a variable of the table, and in every argument that refers to that tensor.
+`Set` becomes a MOVE that writes all of them. The written table lacks what each request has of its own: addresses of its
+tensors, scratch memory, memory of blocks. The writer records where these belong.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .late_table import LateWords
 from .table_format import Argument, Function, Label, Linked, Operand, RowCode, TableCell
 from .table_sizes import OpenTable, OwnRegion, PlacedKernel, is_open, word_of
 
-#: where the cost stands, from a row's first argument on
+#: position of the cost, relative to a row's first argument
 _COST = -1
 
 
@@ -58,7 +58,7 @@ class _Places:
 
     cell: TableCell
     words: dict[Whole, list[Operand]] = field(default_factory=dict)
-    #: where an offset's words are read by control rows
+    #: for each offset, the word that control rows read
     read: dict[Whole, TableCell] = field(default_factory=dict)
 
 
@@ -66,30 +66,30 @@ class _Places:
 class TableWriter:
     """Writes the table of one executable."""
 
-    #: threads at most
+    #: maximum number of threads
     participants: int
     listing: table_format.Listing = field(default_factory=table_format.Listing)
-    #: what must live as long as the table
+    #: objects that must live as long as the table
     kept: list[Any] = field(default_factory=list)
-    #: of each step: which kernel or block it belongs to, and the tag of a launch in a block
+    #: for each step, the kernel or block that it belongs to, and the tag of a launch in a block
     owners: list[int] = field(default_factory=list)
     tags: list[object] = field(default_factory=list)
-    #: where the address of each tensor stands
+    #: for each tensor, the words that hold its address
     places: dict[int, list[Operand]] = field(default_factory=dict)
-    #: for each kernel where the costs of its launches stand, each time that it is in the table
+    #: for each kernel, where the costs of its launches stand, once per use in the table
     costs: dict[CKernel, list[list[Operand]]] = field(default_factory=dict)
-    #: iterations that the loops of a run may take, what is left of them, and behind that which loop found none
+    #: iterations that the loops of a run may take, then the iterations left, then the loop that found none left
     bound: TableCell | None = None
     left: TableCell | None = None
-    #: where iterations are counted
+    #: for each counter of iterations, its word
     counters: dict[Counter, TableCell] = field(default_factory=dict)
-    #: the step that says where a run begins, where the request may run a block instead of the table
+    #: the step that says where a run begins, if the request may run a block instead of the table
     entrance: int | None = None
-    #: what of it is each request's own, or depends on sizes
+    #: parts of the table that belong to a request, or depend on sizes
     open: OpenTable = field(default_factory=OpenTable)
-    #: of each kernel that is no block's: where it is
+    #: for each kernel outside blocks, its place
     placed: dict[int, PlacedKernel] = field(default_factory=dict)
-    #: tags of kernels that say what is wrong with their inputs, and where the addresses of their records stand
+    #: tags of kernels that report faults of their inputs, and the words that hold the addresses of their records
     reports: list[tuple[Any, list[Operand]]] = field(default_factory=list)
     _numbers: list[tuple[Operand, int]] = field(default_factory=list)
     _variables: dict[Variable, _Places] = field(default_factory=dict)
@@ -101,7 +101,8 @@ class TableWriter:
     _late: list[LateWords] = field(default_factory=list)
 
     def begin(self, blocks: Sequence[Block]) -> None:
-        """``blocks``: those of what follows. Each run begins with all the iterations that it may take."""
+        """Begin a table. ``blocks``: the blocks that follow. Each run begins with its full number of allowed
+        iterations."""
         if blocks:
             self.bound, self.left = self.listing.cell(), self.listing.cell(0, 2)
             self.listing.move(self.bound, [self.left])
@@ -110,7 +111,7 @@ class TableWriter:
             self._own(0)
 
     def part(self, number: int, part: Part) -> None:
-        """A kernel whose tensors are the plan's own, or a block of control flow."""
+        """Write a kernel whose tensors are the plan's own, or a block of control flow."""
         if isinstance(part.kernel, Block):
             region = OwnRegion(part.kernel.nbytes)
             self.open.regions.append(region)
@@ -128,25 +129,25 @@ class TableWriter:
         self._own(number)
 
     def tensor(self, part: Part, output: bool, index: int, at: Operand) -> None:
-        """The word is the address of a part's tensor."""
+        """Record that a word is the address of a part's tensor."""
         slot = (part.outs if output else part.ins)[index]
         if slot >= 0:
             self.places.setdefault(slot, []).append(at)
 
     def word_is(self, at: Operand, number: Whole) -> None:
-        """A word will be this number."""
+        """Record that a word will be this number."""
         if is_open(number):
             self.open.words.append((at, number))
 
     def words(self, numbers: Sequence[Whole], word_is: Callable[[Operand, Whole], None]) -> TableCell:
-        """The first of the words that are these numbers, one behind the other."""
+        """Add consecutive words for these numbers and return the first."""
         cells = [self.listing.cell(int(hint(number))) for number in numbers]
         for cell, number in zip(cells, numbers, strict=True):
             word_is(cell, number)
         return cells[0]
 
     def link(self) -> Linked:
-        """The table, with everything that is known now."""
+        """Return the table with everything that is known now."""
         for late in self._late:
             late.write()
         for step, places, offset, source, add in self._moves:
@@ -164,7 +165,7 @@ class TableWriter:
         return linked
 
     def _own(self, number: int) -> None:
-        """The steps written since the last call are this kernel's or block's."""
+        """Assign the steps written since the last call to this kernel or block."""
         count = len(self.listing.rows)
         self.owners += [number] * (count - len(self.owners))
         self.tags += [None] * (count - len(self.tags))
@@ -173,8 +174,8 @@ class TableWriter:
         self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], tag: object, counted: bool = False,
         word_is: Callable[[Operand, Whole], None] | None = None,
     ) -> PlacedKernel:  # fmt: skip
-        """The rows of a kernel. ``tag``: whose its failures are, and, where it is ``counted``, its times. ``word_is``:
-        says what a word will be that depends on sizes."""
+        """Write the rows of a kernel. ``tag``: the owner of its failures and, if ``counted``, of its times. ``word_is``
+        records the number of a word that depends on sizes."""
         costs: list[Operand] = []
         record: list[Operand] = []
         placed = PlacedKernel(kernel)
@@ -206,7 +207,7 @@ class TableWriter:
         return placed
 
     def region_of(self, sizes: SizeList) -> OwnRegion:
-        """Where a constant of sizes is."""
+        """Return the region of a constant of sizes."""
         if sizes not in self._sizes:
             elements = sizes.array.reshape(-1).tolist()
             region = self._sizes[sizes] = OwnRegion(len(elements) * sizes.dtype.itemsize, elements, sizes.dtype)
@@ -227,15 +228,15 @@ class _BlockWriter:
     part: Part
     #: the block's own memory
     region: OwnRegion
-    #: what is computed in the launch, by the late symbol that it waits for
+    #: numbers that the launch computes, by the late symbol that they wait for
     late: dict[int, LateWords] = field(default_factory=dict)
     #: variables of this block
     variables: dict[Variable, _Places] = field(default_factory=dict)
-    #: where the memory of the block begins
+    #: the word that says where the block's memory begins
     base: TableCell | None = None
 
     def meet(self, rows: Sequence[Row]) -> None:
-        """Know at which offsets variables are read: whatever sets them writes all of these addresses."""
+        """Note the offsets at which rows read variables. A row that sets a variable writes all of these addresses."""
         for row in walk(rows):
             for ref in refs(row):
                 if isinstance(ref.base, Variable):
@@ -290,7 +291,7 @@ class _BlockWriter:
                 self.late[row.at_end.atom] = before
 
     def head(self, row: LoopRow, out: Label) -> int:
-        """Where an iteration begins, or the loop ends."""
+        """Write where an iteration begins or the loop ends."""
         table, limit = self.table, 0 if row.limit is None else self._word(row.limit)
         assert table.left is not None
         counter, condition = self._counter(row.counter), self._word(row.condition)
@@ -305,7 +306,7 @@ class _BlockWriter:
         table, end = self.table, Label()
         assert table.left is not None
         labels = {number: Label() for number in row.cases}
-        for number, label in labels.items():  # all bytes of a word are 0 where the counter is this number
+        for number, label in labels.items():  # all bytes of a word are 0 if the counter equals this number
             word, pointer = table.listing.cell(), table.listing.cell()
             table.pointers.append((pointer, word))
             apart = (int(Function.ADD), word, self._counter(row.counter), table._constant(-number))
@@ -330,7 +331,7 @@ class _BlockWriter:
                 self.table.listing.move(source, [self._counter(counter)])
 
     def computed(self, late: Late | None) -> None:
-        """A row that computes numbers: from here on they are those."""
+        """Write a row that computes late numbers. Later rows use them."""
         if late is None:
             return
         table = self.table
@@ -343,14 +344,14 @@ class _BlockWriter:
         table._late.append(self.late[late.atom])
 
     def word_is(self, at: Operand, number: Whole) -> None:
-        """A word will be this number."""
+        """Record that a word will be this number."""
         if is_late(number):
             self.late[newest(number)].set(at, number)
         else:
             self.table.word_is(at, number)
 
     def end(self) -> None:
-        """Have addresses that variables were given before a late number was known be those with it added."""
+        """Complete addresses that variables got before a late number was known: add that number."""
         for places in self.variables.values():
             for offset, words in places.words.items():
                 if is_late(offset):
@@ -367,7 +368,7 @@ class _BlockWriter:
         listing.place(end)
 
     def _argument(self, ref: Ref, at: Operand) -> None:
-        """The argument is this tensor's address."""
+        """Record that the argument is this tensor's address."""
         table, base = self.table, ref.base
         if isinstance(base, Outer):
             assert ref.is_all_of(base)
@@ -390,12 +391,12 @@ class _BlockWriter:
                 table.open.addresses.append((at, begin, ref.offset))
 
     def _elements(self, sizes: SizeList) -> TableCell:
-        """The first of the words that are the elements of a constant."""
+        """Return the first of the words that are the elements of a constant."""
         assert sizes.dtype == np.int64
         return self.table.words(sizes.array.reshape(-1).tolist(), self.word_is)
 
     def _begins(self, begin: OwnRegion | int) -> TableCell:
-        """A word that says where memory of the block or a constant begins."""
+        """Return a word that says where memory of the block or a constant begins."""
         if isinstance(begin, int):
             return self.table._constant(begin)
         assert begin is self.region
@@ -405,7 +406,7 @@ class _BlockWriter:
         return self.base
 
     def _word(self, ref: Ref) -> TableCell:
-        """A word that holds this address, for control rows."""
+        """Return a word that holds this address, for control rows."""
         base = ref.base
         if isinstance(base, Variable):
             places = self._places(base)
@@ -422,20 +423,20 @@ class _BlockWriter:
         return cell
 
     def _source(self, ref: Ref) -> tuple[Operand, Whole]:
-        """A word and what to add to it."""
+        """Return a word, and the number to add to it."""
         if isinstance(ref.base, Variable | Outer):
             return self._word(Ref(ref.base)), ref.offset
         return self._word(ref), 0
 
     def _move(self, places: _Places, offset: Whole, source: Operand, add: Whole) -> None:
-        """Written when all the words of the variable are known."""
+        """Write a MOVE row. Its words are filled in when all words of the variable are known."""
         step = self.table.listing.control(RowCode.MOVE, 0, 0, 0)
         self.table._moves.append((step, places, offset, source, add))
-        if not is_late(add) or newest(add) in self.late:  # else it is not known yet: see `end`
+        if not is_late(add) or newest(add) in self.late:  # else the number is not known yet: see `end`
             self.word_is(word_of(step, 2), add)
 
     def _begin(self, base: Fixed) -> int:
-        """Where a constant begins."""
+        """Return where a constant begins."""
         self.table.kept.append(base.array)
         return address(base.array if base.array.size else NOTHING)
 

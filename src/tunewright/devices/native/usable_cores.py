@@ -1,4 +1,4 @@
-"""The cores that this process may use: affinity, the container's share of time, and where memory is near."""
+"""The cores that this process may use: affinity, the container's share of time, and NUMA nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def allowed() -> list[int]:
-    """Processors that this process may run on, in order."""
+    """Return the processors that this process may run on, in order."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def nodes(folder: Path = _NODES) -> list[set[int]]:
-    """The cores of each node of memory that this process may use, in the order of nodes; none where nobody tells."""
+    """Return the usable cores of each NUMA node, in the order of nodes. Empty if the system does not tell."""
     mine, found = set(allowed()), []
     for file in sorted(folder.glob("node[0-9]*/cpulist"), key=lambda file: int(file.parent.name[4:])):
         with contextlib.suppress(OSError, ValueError):
@@ -31,23 +31,23 @@ def nodes(folder: Path = _NODES) -> list[set[int]]:
 
 
 def quota(root: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> float | None:
-    """Processors' worth of time that the container may use, the least of all groups around it; None: no bound."""
+    """Return how many processors' time the container may use, the least of all groups around it; None: no limit."""
     found = (_share(folder) for folder in _groups(root, membership))
     return min((share for share in found if share is not None), default=None)
 
 
 def _share(folder: Path) -> float | None:
-    """The share of processor time of one group, from the files of cgroup v2 or v1."""
+    """Return the share of processor time of one group, from the files of cgroup v2 or v1."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         with contextlib.suppress(OSError, ValueError):
             most, period = " ".join((folder / name).read_text("ascii") for name in names).split()[:2]
-            # No bound is "max" or -1.
+            # "max" or -1 means no limit.
             return int(most) / int(period) if most != "max" and int(most) > 0 and int(period) > 0 else None
     return None
 
 
 def _groups(root: Path, membership: Path) -> list[Path]:
-    """Folders of the process's group and of all above it."""
+    """Return the folders of the process's group and of all groups above it."""
     found = {root, root / "cpu", root / "cpu,cpuacct"}
     lines: list[str] = []
     with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def _groups(root: Path, membership: Path) -> list[Path]:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Beside v1, v2 is in a folder of its own. A container may see its own group as the root.
+        # Next to v1, v2 has a folder of its own. A container may see its own group as the root.
         for base in (root / controllers,) if controllers else (root, root / "unified"):
             parts = [part for part in path.split("/") if part and part != ".."]
             found |= {base.joinpath(*parts[:n]) for n in range(len(parts) + 1)}
@@ -64,16 +64,16 @@ def _groups(root: Path, membership: Path) -> list[Path]:
 
 
 def count() -> int:
-    """Threads that an inference has unless told otherwise: a core each, within the container's share of time."""
+    """Return the default number of threads of an inference: a core each, within the container's share of time."""
     cores, share = len(allowed()), quota()
     return cores if share is None else max(1, min(cores, math.ceil(share - 0.05)))
 
 
 def places(mode: str, workers: int) -> list[tuple[int, frozenset[int]]]:
-    """For each worker the core that it is bound to (-1: none) and the cores that it may use; CPU_BIND_THREADS.
+    """Return for each worker the core that it is bound to (-1: none) and the cores that it may use; CPU_BIND_THREADS.
 
-    Workers have a core each only where there is one for each core that the process may use: else several processes that
-    each use a few would all take the same ones.
+    Workers get a core each only if there is one for each core that the process may use. Otherwise, several processes
+    with few workers each would all take the same cores.
     """
     cores, there = allowed(), nodes()
     anywhere = (-1, frozenset(cores))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .template import Traced
 
 LOG = logging.getLogger("tunewright")
-#: after so many failures in a row, the program attempts no more plans for classes of shapes
+#: after this number of failures in a row, the program attempts no more plans for classes of shapes
 MOST_ATTEMPTS = 2
 #: factor between sizes from which on another plan would be faster
 FAR = 8.0

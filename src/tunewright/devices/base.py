@@ -171,7 +171,7 @@ class Queue(ABC):
     waited: float = 0.0
     #: `equal` compares buffers in place and fetches nothing
     compares: bool = False
-    #: the owner of failures of kernels that run by themselves (`Kernel.run`), for the caller that looks at reports later
+    #: the owner of failures of kernels that run by themselves (`Kernel.run`), for a later look at reports
     running: object = None
 
     @property
